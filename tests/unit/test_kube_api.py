@@ -1,0 +1,205 @@
+"""The API client against a small HTTP server: answers, refusals, streams, and kubeconfigs that are wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
+
+
+class _Api(BaseHTTPRequestHandler):
+    """Answers by path; keeps what it was asked in ``server.seen``."""
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def _answer(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length).decode()
+        self.server.seen.append((self.command, self.path, dict(self.headers), body))  # type: ignore[attr-defined]
+        path = self.path.partition("?")[0]
+        if path == "/stream":
+            self.send_response(200)
+            self.end_headers()
+            for number in range(3):
+                self.wfile.write(f"line {number}\n".encode())
+                self.wfile.flush()
+                time.sleep(0.05)
+            self.wfile.write(b"last")
+            return
+        if path == "/silent":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"one\n")
+            self.wfile.flush()
+            time.sleep(1.5)
+            return
+        status, text = {
+            "/version": (200, json.dumps({"gitVersion": "v1.36.3"})),
+            "/html": (200, "<html>not an API</html>"),
+            "/list": (200, "[1]"),
+            "/log": (200, "a\nb\n"),
+            "/401": (401, json.dumps({"message": "Unauthorized"})),
+            "/403": (
+                403,
+                json.dumps({"message": 'nodes is forbidden: User "bob" cannot list resource "nodes"'}),
+            ),
+            "/409": (409, json.dumps({"message": "Apply failed with 1 conflict"})),
+            "/422": (422, json.dumps({"message": "spec is immutable"})),
+            "/500": (500, "etcd is on fire"),
+        }.get(path, (404, json.dumps({"message": "not found"})))
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _answer
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBECONFIG", "K8S_AUTH_KUBECONFIG", "K8S_AUTH_CONTEXT", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    """A plain HTTP API on a free loopback port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Api) as api:
+        api.seen = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=api.serve_forever, daemon=True)
+        thread.start()
+        yield api
+        api.shutdown()
+
+
+def _kubeconfig(path: Path, server: str, user: dict[str, Any] | None = None) -> str:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "here",
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": user or {"token": "t0ken"}}],
+            }
+        )
+    )
+    return str(path)
+
+
+@pytest.fixture
+def api(server: ThreadingHTTPServer, tmp_path: Path) -> KubeApi:
+    """A client of that server."""
+    return KubeApi.from_kubeconfig(
+        _kubeconfig(tmp_path / "config", f"http://127.0.0.1:{server.server_port}"), timeout=2
+    )
+
+
+def test_get_decodes_and_sends_the_token(api: KubeApi, server: Any) -> None:
+    assert api.get("/version", {"a": "b c"}) == {"gitVersion": "v1.36.3"}
+    method, path, headers, _ = server.seen[0]
+    assert (method, path) == ("GET", "/version?a=b+c")
+    assert headers["authorization"] == "Bearer t0ken" or headers["Authorization"] == "Bearer t0ken"
+
+
+def test_request_sends_a_json_body(api: KubeApi, server: Any) -> None:
+    api.request("PATCH", "/version", {"metadata": {"labels": {"a": "1"}}}, content_type=MERGE_PATCH)
+    _, _, headers, body = server.seen[0]
+    assert json.loads(body) == {"metadata": {"labels": {"a": "1"}}}
+    assert headers["Content-Type"] == MERGE_PATCH
+
+
+def test_find_turns_not_found_into_none_only(api: KubeApi) -> None:
+    assert api.find("/nothing") is None
+    with pytest.raises(ApiFault, match="403"):
+        api.find("/403")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("/401", "unauthorized", "fetch a fresh kubeconfig"),
+        ("/403", "forbidden", "cannot list resource"),
+        ("/404", "not_found", "not found"),
+        ("/409", "conflict", "Apply failed with 1 conflict"),
+        ("/422", "invalid", "spec is immutable"),
+        ("/500", "server", "etcd is on fire"),
+        ("/html", "server", "is this a Kubernetes API server"),
+        ("/list", "server", "no JSON object"),
+    ],
+)
+def test_refusals_are_named(api: KubeApi, path: str, kind: str, text: str) -> None:
+    with pytest.raises(ApiFault, match=text) as caught:
+        api.get(path)
+    assert caught.value.kind == kind
+    assert "\n" not in caught.value.message
+
+
+def test_text_and_stream(api: KubeApi) -> None:
+    assert api.text("/log") == "a\nb\n"
+    assert list(api.stream_lines("/stream")) == ["line 0", "line 1", "line 2", "last"]
+
+
+def test_a_silent_stream_ends_after_the_read_timeout(api: KubeApi) -> None:
+    began = time.monotonic()
+    assert list(api.stream_lines("/silent", read_timeout=0.3)) == ["one"]
+    assert time.monotonic() - began < 1.2
+
+
+def test_parallel_keeps_answers_and_faults_apart(api: KubeApi) -> None:
+    answers, faults = api.parallel({"good": lambda: api.get("/version"), "bad": lambda: api.get("/403")})
+    assert answers == {"good": {"gitVersion": "v1.36.3"}}
+    assert faults["bad"].kind == "forbidden"
+
+
+def test_nothing_listens(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ApiFault, match="nothing listens") as caught:
+        KubeApi.from_kubeconfig(_kubeconfig(tmp_path / "c", f"http://127.0.0.1:{port}")).get("/version")
+    assert caught.value.kind == "unreachable"
+
+
+def test_plain_http_behind_an_https_address(server: ThreadingHTTPServer, tmp_path: Path) -> None:
+    config = _kubeconfig(tmp_path / "c", f"https://127.0.0.1:{server.server_port}")
+    with pytest.raises(ApiFault, match="TLS") as caught:
+        KubeApi.from_kubeconfig(config).get("/version")
+    assert caught.value.kind == "tls"
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "expected"),
+    [
+        (None, "", "There is no kubeconfig at"),
+        ("a: [", "", "not valid YAML"),
+        ("just text", "", "cannot be used"),
+        ("{}", "", "cannot be used"),
+        (
+            "apiVersion: v1\nkind: Config\ncontexts: []\nclusters: []\nusers: []\n",
+            "gone",
+            "with context 'gone'",
+        ),
+    ],
+)
+def test_a_wrong_kubeconfig_is_named(tmp_path: Path, text: str | None, context: str, expected: str) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ApiFault, match=expected) as caught:
+        KubeApi.from_kubeconfig(str(path), context)
+    assert caught.value.kind == "config"
+    assert str(path) in caught.value.message
+    assert "\n" not in caught.value.message
