@@ -1,9 +1,8 @@
 """The Kubernetes API as plain JSON, with errors a person can act on.
 
 Everything that is hard about reaching a cluster (kubeconfig, contexts, exec credentials, TLS, proxies) is
-left to the ``kubernetes`` package; this file asks by path instead of by generated class and turns each failure
-into one sentence. It runs on the controller only. Every error is an :class:`ApiFault`; no other exception
-leaves it.
+left to the ``kubernetes`` package; this file asks by path, not by class, and turns each failure into one
+sentence. It runs on the controller only. Every error is an :class:`ApiFault`; nothing else leaves it.
 """
 
 from __future__ import annotations
