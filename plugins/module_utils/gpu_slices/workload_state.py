@@ -1,0 +1,246 @@
+"""How a Pod or TrainJob is doing, from the objects the API shows. Pure functions; controller only.
+
+Objects are plain API objects. A *trouble* is {id, found, fix, grace}: something that keeps the workload
+from running, and the seconds it may last before it counts as a failure (None: only the time limit ends it).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Mapping, Sequence
+
+from .resource_slices import describe_profiles, with_holders
+
+Object = Dict[str, Any]
+Trouble = Dict[str, Any]
+
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+_IMAGE_FINAL = {"InvalidImageName", "ErrImageNeverPull"}
+_IMAGE_RETRIED = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"}
+_CREATE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
+
+
+def newest_pods(pods: Iterable[Object]) -> list[Object]:
+    """One pod a completion index, of the newest attempt, in the order of the index."""
+    best: dict[int, Object] = {}
+    for pod in pods:
+        index = completion_index(pod)
+        if index not in best or _age(pod) > _age(best[index]):
+            best[index] = pod
+    return [best[index] for index in sorted(best)]
+
+
+def completion_index(pod: Object) -> int:
+    """The pod's index in its Job; 0 where there is none."""
+    metadata = pod.get("metadata") or {}
+    for place in ("labels", "annotations"):
+        value = str((metadata.get(place) or {}).get(COMPLETION_INDEX, ""))
+        if value.isdigit():
+            return int(value)
+    return 0
+
+
+def _age(pod: Object) -> tuple[int, str, str]:
+    metadata = pod.get("metadata") or {}
+    attempt = str((metadata.get("labels") or {}).get(RESTART_ATTEMPT, "0"))
+    return (
+        int(attempt) if attempt.isdigit() else 0,
+        str(metadata.get("creationTimestamp", "")),
+        str(metadata.get("name")),
+    )
+
+
+def phase(pod: Object) -> str:
+    """The pod's phase; "Pending" while the API has none."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def finished(item: Object) -> str:
+    """How a Pod or TrainJob ended: "succeeded", "failed" or "" while it has not."""
+    if item.get("kind") == "TrainJob":
+        if condition(item, "Failed"):
+            return "failed"
+        return "succeeded" if condition(item, "Complete") else ""
+    return {"Succeeded": "succeeded", "Failed": "failed"}.get(phase(item), "")
+
+
+def condition(item: Object, kind: str) -> Object | None:
+    """The condition of this type if it is true."""
+    for entry in (item.get("status") or {}).get("conditions") or []:
+        if entry.get("type") == kind and str(entry.get("status")) == "True":
+            return dict(entry)
+    return None
+
+
+def readable(pod: Object, container: str) -> bool:
+    """Is there a log to read: has the container started, now or before?"""
+    for status in (pod.get("status") or {}).get("containerStatuses") or []:
+        if status.get("name") == container:
+            state = status.get("state") or {}
+            return bool(state.get("running") or state.get("terminated"))
+    return False
+
+
+def end_text(item: Object, container: str = "") -> str:
+    """How it ended, in words: a pod's exit code, a TrainJob's condition with reason and message."""
+    if item.get("kind") == "TrainJob":
+        for kind in ("Failed", "Complete"):
+            entry = condition(item, kind)
+            if entry:
+                return f"{kind} ({entry.get('reason')}): {entry.get('message')}"
+        return "no condition yet"
+    status = item.get("status") or {}
+    for entry in status.get("containerStatuses") or []:
+        ended = (entry.get("state") or {}).get("terminated")
+        if ended and (not container or entry.get("name") == container):
+            text = f"{phase(item)}: exit code {ended.get('exitCode')} ({ended.get('reason')})"
+            signal = " by the memory limit" if ended.get("reason") == "OOMKilled" else ""
+            return text + signal
+    reason = " ".join(str(status.get(k)) for k in ("reason", "message") if status.get(k))
+    return f"{phase(item)} {reason}".strip()
+
+
+def pod_trouble(pod: Object) -> Trouble | None:
+    """What the pod's own status says keeps it from running."""
+    status = pod.get("status") or {}
+    name = (pod.get("metadata") or {}).get("name")
+    for group in ("initContainerStatuses", "containerStatuses"):
+        for entry in status.get(group) or []:
+            waiting = (entry.get("state") or {}).get("waiting") or {}
+            reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+            text = f"pod {name}: {reason}: {message}".rstrip(": ")
+            if reason in _IMAGE_FINAL | _IMAGE_RETRIED:
+                fix = (
+                    f"make image {entry.get('image')} available to the node (gpu_slices_image, pull secrets)"
+                )
+                return _trouble("image", text, fix, 0 if reason in _IMAGE_FINAL else 60)
+            if reason in _CREATE:
+                if "unresolvable CDI devices" in message:
+                    fix = (
+                        "the runtime does not find the driver's CDI spec: check that its cdi_spec_dirs hold "
+                        "/var/run/cdi; after a reboot delete the pod so that the device is prepared again"
+                    )
+                    return _trouble("cdi-unresolvable", text, fix, 60)
+                return _trouble(
+                    "container-create", text, "read the message: the runtime refuses the container", 60
+                )
+    for entry in status.get("conditions") or []:
+        if entry.get("type") == "PodScheduled" and entry.get("reason") == "Unschedulable":
+            return _trouble(
+                "unschedulable", f"pod {name}: {entry.get('message')}", "free a device or a node", None
+            )
+    return None
+
+
+def event_trouble(event: Object) -> Trouble | None:
+    """What an event says keeps the workload from running; None for events that are no trouble."""
+    reason, message = str(event.get("reason")), str(event.get("message") or event.get("note") or "")
+    about = (event.get("involvedObject") or event.get("regarding") or {}).get("name")
+    text = f"{about}: {reason}: {message}"
+    if reason == "FailedPrepareDynamicResources":
+        if "is not registered" in message:
+            fix = (
+                "the driver's plugin pod on that node is not running: start it (playbooks/enable_driver.yml)"
+            )
+        else:
+            fix = (
+                "the driver refuses the device: when slices and hardware differ, restart the plugin pod "
+                "(playbooks/enable_driver.yml); else read the log of its container 'gpus'"
+            )
+        return _trouble("prepare-failed", text, fix, 150)
+    if reason == "FailedResourceClaimCreation":
+        return _trouble(
+            "template-missing", text, "create the ResourceClaimTemplate in the pod's namespace", 45
+        )
+    if reason == "TrainJobResourcesCreationFailed":
+        return _trouble(
+            "trainjob-resources", text, "Trainer cannot make the JobSet: read the message of its webhook", 45
+        )
+    if reason == "FailedCreate":
+        return _trouble("pod-refused", text, "the pod is refused: read the message (quota, admission)", 45)
+    return None
+
+
+def about(event: Object, names: Iterable[str]) -> bool:
+    """Is the event about one of these objects, or about one named after it (its JobSet, Job, pods)?"""
+    target = str((event.get("involvedObject") or event.get("regarding") or {}).get("name") or "")
+    return any(target == name or target.startswith(name + "-") for name in names)
+
+
+def explain_unschedulable(
+    message: str, profile: str, devices: Sequence[Object], claims: Iterable[Object]
+) -> str:
+    """Why "cannot allocate all claims": nothing published, all taken (by whom), or no usable node."""
+    published = with_holders(devices, claims)
+    fitting = [d for d in published if d["profile"] == profile]
+    if not fitting:
+        return f"no device of profile {profile} is published; published are {describe_profiles(published)}"
+    held = [d for d in fitting if d["holder"]]
+    holders = sorted(
+        {
+            f"{d['holder']['namespace']}/{', '.join(d['holder']['pods']) or d['holder']['claim']}"
+            for d in held
+            if d["holder"]
+        }
+    )
+    if len(held) == len(fitting):
+        return f"all {len(fitting)} published devices of profile {profile} are held by {'; '.join(holders)}"
+    free = sorted({d["node"] for d in fitting if not d["holder"]})
+    count = f"{len(fitting) - len(held)} of {len(fitting)}"
+    text = f"{count} devices of profile {profile} are free, on {', '.join(free)}"
+    if "taint" in message or "unschedulable" in message or "affinity" in message:
+        return text + ", but the scheduler may not use the node (taint, cordon or affinity)"
+    return text + "; the node lacks something else the pod asks for"
+
+
+def claimed_devices(claim: Object, devices: Sequence[Object]) -> list[Object]:
+    """The devices a claim was allocated, each with all that is published about it, plus claim and pods."""
+    metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
+    known = {(d["driver"], d["pool"], d["device"]): d for d in devices}
+    found = []
+    for result in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+        key = (str(result.get("driver")), str(result.get("pool")), str(result.get("device")))
+        found.append(
+            {
+                "driver": key[0],
+                "pool": key[1],
+                "device": key[2],
+                **known.get(key, {}),
+                "claim": str(metadata.get("name")),
+                "namespace": str(metadata.get("namespace")),
+                "pods": [str(u.get("name")) for u in status.get("reservedFor") or []],
+            }
+        )
+    return found
+
+
+def pod_of_claim(claim: Object) -> str:
+    """The pod a generated claim was made for: its owner, else the one it is reserved for."""
+    metadata = claim.get("metadata") or {}
+    for owner in metadata.get("ownerReferences") or []:
+        if owner.get("kind") == "Pod":
+            return str(owner.get("name"))
+    users = (claim.get("status") or {}).get("reservedFor") or []
+    return str(users[0].get("name")) if users else ""
+
+
+def picture_device(device: Mapping[str, Any]) -> dict[str, Any]:
+    """A published device as the report's picture wants it."""
+    slices = [
+        int(key[len("memorySlice") :])
+        for key in device.get("capacity") or {}
+        if key.startswith("memorySlice") and key[len("memorySlice") :].isdigit()
+    ]
+    keys = ("node", "pool", "device", "type", "profile", "uuid", "parent_uuid", "memory_bytes")
+    return {
+        **{k: device.get(k) for k in keys},
+        "product": (device.get("attributes") or {}).get("productName", ""),
+        "slices": sorted(slices),
+    }
+
+
+def _trouble(name: str, found: str, fix: str, grace: float | None) -> Trouble:
+    return {"id": name, "found": " ".join(found.split()), "fix": fix, "grace": grace}
