@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Filters around MIG layouts: judge an inventory, join layout sources, turn a node's GPUs into report rows."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Mapping, Sequence
+
+import yaml
+from ansible.errors import AnsibleFilterError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
+from gpu_slices.mig_geometry import LayoutError  # noqa: E402
+from gpu_slices.mig_layout import layout_faults, merge_configs  # noqa: E402
+
+
+def mig_layout_faults(
+    configs: Any, assignments: Mapping[str, Any], models: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """Faults of the layouts that hosts use; see ``gpu_slices.mig_layout.layout_faults``."""
+    return layout_faults(configs, assignments, models)
+
+
+def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") -> dict[str, Any]:
+    """Layouts of the inventory and of a mig-parted file (its text) as one map; raises on any fault."""
+    content: Any = None
+    if file_text:
+        try:
+            content = yaml.safe_load(file_text)
+        except yaml.YAMLError as error:
+            raise AnsibleFilterError(f"{file_name or 'the layout file'} is not YAML: {error}") from error
+    try:
+        return merge_configs(configs, content, file_name)
+    except LayoutError as error:
+        raise AnsibleFilterError("; ".join(error.faults)) from error
+
+
+def mig_checks(gpus: Sequence[Mapping[str, Any]], host: str, layout: str) -> list[dict[str, Any]]:
+    """One report row per GPU of ``host``; ``layout`` "" = its layout is not managed."""
+    rows: list[dict[str, Any]] = []
+    for gpu in gpus:
+        cut = Counter(device["profile"] for device in gpu["mig_devices"])
+        instances = ", ".join(f"{count} x {profile}" for profile, count in sorted(cut.items())) or "no instance"
+        found = f"MIG {gpu['mig_mode_current']}"
+        if gpu["mig_mode_current"] == "Enabled":
+            found += f", {instances}"
+        rows.append(
+            {
+                "id": f"mig-{host}-gpu{gpu['index']}",
+                "status": "pass",
+                "asked": f"{host} GPU {gpu['index']} ({gpu['name']}): "
+                + (f"layout {layout}" if layout else "read only (mig_config is empty)"),
+                "found": found,
+                "evidence": {
+                    "uuid": gpu["uuid"],
+                    "devices": [
+                        f"{device['uuid']} {device['profile']}"
+                        f" {device['placement_start']}:{device['placement_size']}"
+                        for device in gpu["mig_devices"]
+                    ],
+                },
+            }
+        )
+    return rows
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "mig_layout_faults": mig_layout_faults,
+            "mig_merge_configs": mig_merge_configs,
+            "mig_checks": mig_checks,
+        }
