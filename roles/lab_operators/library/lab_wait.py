@@ -1,0 +1,142 @@
+"""Wait, in one call, until a cluster's nodes, deployments and webhooks work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Mapping
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.gpu_slices.kube_api import ApiFault, KubeApi
+
+DOCUMENTATION = """
+module: lab_wait
+short_description: Wait until nodes are Ready, deployments are available and webhooks answer
+description:
+  - Asks for everything in turn until all of it is so, and says what is still missing when time is up.
+  - A webhook answers when a dry run of an object that it has to admit is accepted.
+options:
+  kubeconfig: {description: Kubeconfig of the cluster., type: path, required: true}
+  nodes: {description: Nodes that must be Ready., type: list, elements: str, default: []}
+  deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
+  probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
+  timeout: {description: Seconds., type: int, default: 180}
+author: gpu-slices
+"""
+EXAMPLES = """
+- name: Wait for the nodes
+  lab_wait:
+    kubeconfig: /var/cache/gpu-slices/run/lab/kubeconfig
+    nodes: [control, a30]
+"""
+RETURN = """
+seconds: {description: How long it took until each thing was so., returned: success, type: dict}
+"""
+
+Check = Callable[[], str]
+
+
+def node_fault(node: Mapping[str, Any] | None) -> str:
+    """Why the node is not ready; "" when it is."""
+    if node is None:
+        return "has not registered"
+    for condition in node.get("status", {}).get("conditions") or []:
+        if condition["type"] == "Ready":
+            return "" if condition["status"] == "True" else f"is not ready: {condition.get('message', '')}"
+    return "has no conditions yet"
+
+
+def deployment_fault(deployment: Mapping[str, Any] | None) -> str:
+    """Why the deployment is not available in its newest form; "" when it is."""
+    if deployment is None:
+        return "does not exist"
+    status = deployment.get("status", {})
+    wanted = deployment.get("spec", {}).get("replicas", 1)
+    if status.get("observedGeneration", 0) < deployment["metadata"].get("generation", 0):
+        return "has not been looked at by its controller"
+    ready = min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0))
+    return "" if ready >= wanted else f"has {ready} of {wanted} replicas available"
+
+
+def plural_path(api: KubeApi, definition: Mapping[str, Any]) -> str:
+    """Path to create objects of this kind in the definition's namespace."""
+    group = (
+        f"/apis/{definition['apiVersion']}"
+        if "/" in definition["apiVersion"]
+        else f"/api/{definition['apiVersion']}"
+    )
+    for resource in api.get(group).get("resources") or []:
+        if resource["kind"] == definition["kind"] and "/" not in resource["name"]:
+            return f"{group}/namespaces/{definition['metadata']['namespace']}/{resource['name']}"
+    raise ApiFault("not_found", f"{definition['apiVersion']} {definition['kind']} is not served")
+
+
+def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
+    """Every condition by the name it is reported under; each returns what is missing, or ""."""
+
+    def node(name: str) -> Check:
+        return lambda: node_fault(api.find(f"/api/v1/nodes/{name}"))
+
+    def deployment(name: str) -> Check:
+        namespace, _, short = name.partition("/")
+        return lambda: deployment_fault(api.find(f"/apis/apps/v1/namespaces/{namespace}/deployments/{short}"))
+
+    def probe(definition: Mapping[str, Any]) -> Check:
+        def ask() -> str:
+            api.request("POST", plural_path(api, definition), dict(definition), params={"dryRun": "All"})
+            return ""
+
+        return ask
+
+    result = {f"node {name}": node(name) for name in wanted["nodes"]}
+    result |= {f"deployment {name}": deployment(name) for name in wanted["deployments"]}
+    result |= {f"webhook for {item['kind']}": probe(item) for item in wanted["probes"]}
+    return result
+
+
+def wait(
+    todo: Mapping[str, Check], timeout: float, pause: float = 0.25
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Run the checks until each was good once; returns seconds by name, and by name what is missing."""
+    begin = time.monotonic()
+    missing = dict.fromkeys(todo, "not asked yet")
+    seconds: dict[str, float] = {}
+    while missing:
+        for name in list(missing):
+            try:
+                missing[name] = todo[name]()
+            except ApiFault as fault:
+                missing[name] = fault.message
+            if not missing[name]:
+                del missing[name]
+                seconds[name] = round(time.monotonic() - begin, 1)
+        if missing and time.monotonic() - begin > timeout:
+            break
+        if missing:
+            time.sleep(pause)
+    return seconds, missing
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "kubeconfig": {"type": "path", "required": True},
+            "nodes": {"type": "list", "elements": "str", "default": []},
+            "deployments": {"type": "list", "elements": "str", "default": []},
+            "probes": {"type": "list", "elements": "dict", "default": []},
+            "timeout": {"type": "int", "default": 180},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        api = KubeApi.from_kubeconfig(kubeconfig=module.params["kubeconfig"])
+        seconds, missing = wait(checks(api, module.params), module.params["timeout"])
+    except ApiFault as fault:
+        module.fail_json(msg=fault.message)
+    if missing:
+        lines = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        module.fail_json(msg=f"After {module.params['timeout']} s still missing: {lines}", missing=missing)
+    module.exit_json(changed=False, seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()
