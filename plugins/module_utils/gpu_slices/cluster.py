@@ -6,7 +6,9 @@ questions at once, and leaves judging to others.
 
 from __future__ import annotations
 
+import base64
 import calendar
+import gzip
 import hashlib
 import json
 import os
@@ -40,6 +42,8 @@ WANTS = (
     "access",
     "objects",
     "plugin_pods",
+    "claim_templates",
+    "helm_release",
 )
 
 TRAINER_CRDS = {
@@ -160,6 +164,7 @@ def trim_pod(pod: Object) -> Object:
         "node": str((pod.get("spec") or {}).get("nodeName") or ""),
         "phase": str(status.get("phase", "")),
         "ready": ready.get("status") == "True",
+        "ready_since": str(ready.get("lastTransitionTime") or ""),
         "deleting": bool(metadata.get("deletionTimestamp")),
         "containers": containers,
     }
@@ -229,8 +234,9 @@ def read(api: KubeApi, want: Iterable[str], options: Object | None = None) -> Ob
     """Ask all that ``want`` names (see WANTS) at once and return the trimmed answers, one key each.
 
     ``options``: ``namespace`` (name), ``rights`` (list of {verb, group, resource, namespace}), ``objects``
-    (list of {id, path}: API paths of single objects). A question that the server refuses is left out and explained
-    under ``errors``: {question: {kind, message}}. Without any answer at all the first fault is raised.
+    (list of {id, path}: API paths of single objects), ``plugin_selector`` and ``plugin_namespace``,
+    ``release`` and ``release_namespace``. A question that the server refuses is left out and is
+    explained under ``errors``: {question: {kind, message}}. Without any answer the first fault is raised.
     """
     options = options or {}
     wanted = list(want)
@@ -251,7 +257,7 @@ def _items(api: KubeApi, path: str, params: dict[str, str] | None = None) -> lis
 
 
 def _ask_version(api: KubeApi, _options: Object) -> Callable[[], Any]:
-    return lambda: {"git": str(api.get("/version").get("gitVersion", "")), "url": api.connection.server}
+    return lambda: {"git": str(api.get("/version").get("gitVersion", "")), "url": api.server}
 
 
 def _ask_apis(api: KubeApi, _options: Object) -> Callable[[], Any]:
@@ -386,6 +392,59 @@ def _ask_plugin_pods(api: KubeApi, options: Object) -> Callable[[], Any]:
     return ask
 
 
+def _ask_claim_templates(api: KubeApi, options: Object) -> Callable[[], Any]:
+    path = f"/apis/{DRA_GROUP}/v1/namespaces/{options.get('namespace')}/resourceclaimtemplates"
+    return lambda: {
+        item["metadata"]["name"]: {
+            "labels": dict(item["metadata"].get("labels") or {}),
+            "spec": item.get("spec") or {},
+        }
+        for item in _items(api, path)
+    }
+
+
+def _ask_helm_release(api: KubeApi, options: Object) -> Callable[[], Any]:
+    namespace, release = str(options.get("release_namespace")), str(options.get("release"))
+
+    def ask() -> Object:
+        params = {"labelSelector": f"owner=helm,name={release}"}
+        secrets = _items(api, f"/api/v1/namespaces/{namespace}/secrets", params)
+        return latest_release(secrets)
+
+    return ask
+
+
+def latest_release(secrets: Iterable[Object]) -> Object:
+    """What Helm recorded about the newest revision of a release.
+
+    Returns ``{found, status, revision, chart, version, values}``; ``values`` are those that the user gave.
+    Helm keeps each revision in a Secret, as gzipped JSON that is base64 within base64.
+    """
+    empty: Object = {"found": False, "status": "", "revision": 0, "chart": "", "version": "", "values": {}}
+    newest: Object | None = None
+    for secret in secrets:
+        labels = secret["metadata"].get("labels") or {}
+        revision = int(labels.get("version") or 0)
+        if newest is None or revision > int(newest["metadata"]["labels"]["version"]):
+            newest = secret
+    if newest is None:
+        return empty
+    try:
+        packed = base64.b64decode(base64.b64decode(newest["data"]["release"]))
+        release = json.loads(gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed)
+    except (KeyError, ValueError, OSError):
+        return {**empty, "found": True, "status": "unreadable"}
+    chart = (release.get("chart") or {}).get("metadata") or {}
+    return {
+        "found": True,
+        "status": str((release.get("info") or {}).get("status") or ""),
+        "revision": int(release.get("version") or 0),
+        "chart": str(chart.get("name") or ""),
+        "version": str(chart.get("version") or ""),
+        "values": release.get("config") or {},
+    }
+
+
 _QUESTIONS: dict[str, Callable[[KubeApi, Object], Callable[[], Any]]] = {
     "version": _ask_version,
     "apis": _ask_apis,
@@ -399,6 +458,8 @@ _QUESTIONS: dict[str, Callable[[KubeApi, Object], Callable[[], Any]]] = {
     "access": _ask_access,
     "objects": _ask_objects,
     "plugin_pods": _ask_plugin_pods,
+    "claim_templates": _ask_claim_templates,
+    "helm_release": _ask_helm_release,
 }
 
 
@@ -412,7 +473,7 @@ def drop_stale_discovery(api: KubeApi, groups: dict[str, list[str]]) -> str:
     never asks again: after a cluster was rebuilt at the same address, or a CRD went away, its modules act on
     an API that is no longer there. Returns the removed path, or "" when the cache was right or absent.
     """
-    path = os.path.join(tempfile.gettempdir(), f"k8srcp-{_cache_id(api.connection.server)}.json")
+    path = os.path.join(tempfile.gettempdir(), f"k8srcp-{_cache_id(api.server)}.json")
     try:
         written = os.stat(path).st_mtime
         with open(path, encoding="utf-8") as handle:

@@ -6,15 +6,18 @@ A *device* here is a dict::
 
     {"driver": "gpu.nvidia.com", "pool": "a30", "node": "a30", "device": "gpu-0-mig-1g6gb-14-0",
      "type": "mig", "profile": "1g.6gb", "uuid": "MIG-…", "parent_uuid": "GPU-…", "memory_bytes": 6241124352,
+     "product": "NVIDIA A30", "slices": [0],
      "attributes": {"profile": "1g.6gb", …}, "capacity": {"memory": "5952Mi", …},
      "taints": [{"key", "value", "effect"}], "partitionable": False,
      "holder": None | {"namespace", "claim", "pods": [names]}}
 
-``partitionable`` marks devices that draw on shared counters (DynamicMIG): they exist only once claimed.
+``slices`` are the memory slices of the GPU that a static MIG device covers. ``partitionable`` marks devices
+that draw on shared counters (DynamicMIG): they exist only once claimed.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Iterable, Tuple
 
 from .quantity import format_bytes, parse_bytes
@@ -99,6 +102,8 @@ def _device(raw: Object, driver: str, pool: str, node: str) -> Device:
         "uuid": str(attributes.get("uuid", "")),
         "parent_uuid": str(attributes.get("parentUUID", "")),
         "memory_bytes": _memory(capacity.get("memory", "")),
+        "product": str(attributes.get("productName", "")),
+        "slices": sorted(int(key[11:]) for key in capacity if re.match(r"^memorySlice\d+$", key)),
         "attributes": attributes,
         "capacity": capacity,
         "taints": list(facts.get("taints") or []),
@@ -218,7 +223,7 @@ def choose_slice(
             return {**empty, "kind": "no_driver", "reason": f"no ResourceSlice of {DRIVER} is published"}
         return {**empty, "kind": "slice_empty", "reason": f"the ResourceSlices of {DRIVER} hold no device"}
     if not slices:
-        whole = ", ".join(sorted({str(device["attributes"].get("productName", "?")) for device in published}))
+        whole = ", ".join(sorted({device["product"] or "?" for device in published}))
         return {
             **empty,
             "kind": "no_mig",

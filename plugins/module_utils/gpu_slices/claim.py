@@ -1,0 +1,190 @@
+"""From cluster facts to the claim: which profile, which template, and whether there is anything to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Iterable, Mapping
+
+from .cluster import MANAGED_BY, MANAGER
+from .preflight import check
+from .quantity import format_bytes, parse_bytes
+from .resource_slices import DEVICE_CLASS_MIG, DRIVER, choose_slice, profile_slug
+
+Object = Dict[str, Any]
+
+REQUEST = "gpu-slice"
+
+_FIXES = {
+    "facts_unreadable": "give this user the right to list them; before Kubernetes 1.34 upgrade the cluster",
+    "no_driver": "install or repair the DRA driver (--tags enable-driver)",
+    "pool_incomplete": "wait for the driver, or restart its plugin pod",
+    "slice_empty": "give the nodes a MIG layout (mig_config) and run --tags enable-driver",
+    "no_mig": "give the nodes a MIG layout (mig_config) and run --tags enable-driver",
+    "profile_not_published": "choose another profile (gpu_slices_profile), or change the layout (mig_config)",
+    "none_big_enough": "ask for less (gpu_slices_memory), or cut larger slices (mig_config)",
+    "devices_exhausted": "wait until a slice is free, or cut more",
+    "node_excluded": "make these nodes schedulable",
+}
+
+
+def choice(
+    facts: Object,
+    profile: str,
+    memory: str,
+    layouts: Mapping[str, Iterable[str]] | None = None,
+    *,
+    predict: bool = False,
+) -> Object:
+    """Choose the profile from what is published; see :func:`resource_slices.choose_slice` for the answer.
+
+    In check mode (``predict``) on a cluster where the layouts are still to be cut, the choice is made among
+    the profiles that ``layouts`` (host -> profiles) will yield, and says so with ``predicted``.
+    """
+    for question in ("slices", "claims"):
+        if question not in facts:
+            fault = (facts.get("errors") or {}).get(question) or {}
+            reason = str(fault.get("message") or f"{question} could not be read")
+            made = _nothing("facts_unreadable", reason)
+            break
+    else:
+        slices = facts["slices"]
+        made = choose_slice(
+            slices["devices"],
+            facts["claims"],
+            facts.get("nodes") or {},
+            profile,
+            memory,
+            driver_found=bool(slices["pools"]),
+        )
+        if not made["profile"] and slices["incomplete"]:
+            made = _nothing("pool_incomplete", "; ".join(slices["incomplete"]))
+    made["predicted"] = False
+    if predict and not made["profile"]:
+        foreseen = _predict(profile, memory, layouts or {})
+        if foreseen:
+            return {**_nothing("", ""), "profile": foreseen, "predicted": True}
+    return made
+
+
+def _nothing(kind: str, reason: str) -> Object:
+    return {"profile": "", "devices": [], "published": "none", "free": 0, "kind": kind, "reason": reason}
+
+
+def _predict(profile: str, memory: str, layouts: Mapping[str, Iterable[str]]) -> str:
+    """The profile that the layouts will yield; by the size in its name, as nothing better is known yet."""
+    offered = {name for names in layouts.values() for name in names}
+    if profile != "auto":
+        return profile if profile in offered else ""
+    sized = []
+    for name in offered:
+        match = re.match(r"^\d+g\.(\d+)gb", name)
+        if match and int(match.group(1)) * 2**30 >= parse_bytes(memory):
+            sized.append((int(match.group(1)), name))
+    return min(sized)[1] if sized else ""
+
+
+def choice_check(made: Object, profile: str, memory: str, required: bool) -> Object:
+    """The choice as one check: pass, skip with the reason, or fail when a slice is required."""
+    wanted = f"profile {profile}" if profile != "auto" else f"at least {memory}"
+    asked = f"Is a slice with {wanted} free?"
+    if made["predicted"]:
+        return check(
+            "slice", asked, f"the layouts will yield {made['profile']}; nothing is published yet", "skip"
+        )
+    evidence = {"published": made["published"], "free": [device["device"] for device in made["devices"]]}
+    if made["profile"]:
+        size = format_bytes(made["devices"][0]["memory_bytes"])
+        found = f"{made['free']} free of {made['profile']} ({size}); published: {made['published']}"
+        return check("slice", asked, found, evidence=evidence)
+    status = "fail" if required or made["kind"] == "facts_unreadable" else "skip"
+    return check(
+        "slice",
+        asked,
+        made["reason"],
+        status,
+        needed=f"a free slice with {wanted}",
+        fix=_FIXES[made["kind"]],
+        finding=made["kind"],
+        evidence=evidence,
+    )
+
+
+def template_name(profile: str) -> str:
+    """The name of the ResourceClaimTemplate for a profile. Its spec cannot change, so the name carries it."""
+    return f"mig-{profile_slug(profile)}"
+
+
+def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = False) -> Object:
+    """What to do so that the manifests (a Namespace, a ResourceClaimTemplate) are in the cluster.
+
+    Returns ``{"apply": [manifests to apply], "replace": bool, "foreign": ""|sentence}``. ``replace``: our own
+    template is there with another spec, which the API refuses to change, so it is to be deleted first. In
+    check mode nothing is applied into a namespace that does not exist yet.
+    """
+    namespace = facts["namespace"]
+    templates = facts.get("claim_templates") or {}
+    plan: Object = {"apply": [], "replace": False, "foreign": ""}
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        if manifest["kind"] == "Namespace":
+            ours = namespace["labels"].get(MANAGED_BY) == MANAGER
+            if not namespace["found"] or (ours and not _within(metadata["labels"], namespace["labels"])):
+                plan["apply"].append(manifest)
+            continue
+        live = templates.get(metadata["name"])
+        if live is None:
+            if namespace["found"] or not check_mode:
+                plan["apply"].append(manifest)
+        elif live["labels"].get(MANAGED_BY) != MANAGER:
+            plan["foreign"] = (
+                f"ResourceClaimTemplate {metadata['namespace']}/{metadata['name']} exists and is not ours: "
+                "rename or remove it, or choose another gpu_slices_namespace"
+            )
+        elif not _within(manifest["spec"], live["spec"]):
+            plan["replace"] = True
+            plan["apply"].append(manifest)
+        elif not _within(metadata["labels"], live["labels"]):
+            plan["apply"].append(manifest)
+    return plan
+
+
+def _within(wanted: Any, live: Any) -> bool:
+    """Whether ``live`` says all that ``wanted`` says; the server adds defaults of its own."""
+    if isinstance(wanted, Mapping):
+        return isinstance(live, Mapping) and all(
+            key in live and _within(value, live[key]) for key, value in wanted.items()
+        )
+    if isinstance(wanted, (list, tuple)):
+        return (
+            isinstance(live, (list, tuple))
+            and len(wanted) == len(live)
+            and all(_within(left, right) for left, right in zip(wanted, live))
+        )
+    return bool(wanted == live)
+
+
+def result(made: Object, skip_reason: str = "") -> Object:
+    """What the stages that use a slice are told (the fact ``slice_claim_result``)."""
+    keys = (
+        "node",
+        "pool",
+        "device",
+        "uuid",
+        "parent_uuid",
+        "memory_bytes",
+        "product",
+        "attributes",
+        "capacity",
+    )
+    return {
+        "profile": made["profile"],
+        "template": template_name(made["profile"]) if made["profile"] else "",
+        "request": REQUEST,
+        "device_class": DEVICE_CLASS_MIG,
+        "driver": DRIVER,
+        "free": made["free"],
+        "devices": [{key: device[key] for key in keys} for device in made["devices"]],
+        "published": made["published"],
+        "predicted": made["predicted"],
+        "skip_reason": skip_reason or ("" if made["profile"] else made["reason"]),
+    }

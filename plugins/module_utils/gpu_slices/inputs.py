@@ -1,0 +1,204 @@
+"""Faults that an inventory shows by itself, before any cluster or node is asked.
+
+Pure functions; each returns a list of sentences, one fault each, that say what was found, what is needed and
+what to do. An empty list means that nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from typing import Any, Dict, Iterable, Mapping
+
+from .quantity import format_bytes, parse_bytes
+
+PREFIXES = (
+    "gpu_slices_",
+    "gpu_nodes_",
+    "mig_",
+    "dra_driver_",
+    "slice_claim_",
+    "smoke_",
+    "sft_",
+    "preflight_",
+    "report_",
+    "teardown_",
+)
+# Facts that our own roles set; they appear among the host variables of later plays.
+RUNTIME_FACTS = ("mig_gpus", "mig_changed", "mig_plan", "slice_claim_result")
+
+STAGES = ("preflight", "enable-driver", "smoke", "sft")
+STAGES_WITH_IMAGE = ("smoke", "sft")
+
+_PROFILE = re.compile(r"^\d+g\.(\d+)gb(\+[a-z0-9.]+)*$")
+_NEAR = 0.92
+
+Faults = Dict[str, Any]
+
+
+def chosen_stages(run_tags: Iterable[str], skip_tags: Iterable[str]) -> list[str]:
+    """The stages that a run's tags select, in order. ``all`` selects every stage."""
+    tags, skipped = set(run_tags), set(skip_tags)
+    everything = not tags or bool(tags & {"all", "tagged"})
+    return [stage for stage in STAGES if (everything or stage in tags) and stage not in skipped]
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """The known name that a misspelt one most resembles, or "" if none comes close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def unknown_variables(
+    names_by_host: Mapping[str, Iterable[str]], known: Iterable[str], allowed: Iterable[str] = ()
+) -> list[str]:
+    """Variables with one of our prefixes that no role knows, and names that miss a known one by a letter.
+
+    ``allowed`` holds names or shell patterns of variables that the user defines for himself.
+    """
+    known_names = set(known)
+    patterns = [*allowed, *RUNTIME_FACTS]
+    hosts_by_name: dict[str, list[str]] = {}
+    for host, names in names_by_host.items():
+        for name in names:
+            if name not in known_names and not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+                hosts_by_name.setdefault(name, []).append(host)
+    faults = []
+    for name in sorted(hosts_by_name):
+        ours = name.startswith(PREFIXES)
+        if not ours and not _misses_by_a_letter(name, known_names):
+            continue
+        nearest = nearest_name(name, known_names)
+        where = _hosts(hosts_by_name[name])
+        own = "list it in gpu_slices_extra_variables if it is a variable of your own."
+        advice = f"did you mean {nearest}?" if nearest else own
+        faults.append(f"Variable {name} ({where}) is not known: {advice}")
+    return faults
+
+
+def _misses_by_a_letter(name: str, known: Iterable[str]) -> bool:
+    """Whether a name outside our prefixes is most likely one of ours, misspelt in the prefix."""
+    for other in known:
+        if abs(len(other) - len(name)) > 2 or other in name or "_" not in other:
+            continue
+        if difflib.SequenceMatcher(None, name, other).ratio() >= _NEAR:
+            return True
+    return False
+
+
+def _hosts(hosts: list[str]) -> str:
+    shown = sorted(hosts)
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def node_group_faults(group: str, groups: Mapping[str, Iterable[str]]) -> list[str]:
+    """The group of GPU nodes must exist and have a host."""
+    if group not in groups:
+        others = sorted(set(groups) - {"all", "ungrouped"})
+        nearest = nearest_name(group, others)
+        advice = f"did you mean {nearest}?" if nearest else "add it, or set gpu_slices_node_group."
+        listed = ", ".join(others) or "none"
+        return [f"The inventory has no group {group} (groups: {listed}): {advice}"]
+    if not list(groups[group]):
+        return [f"Group {group} has no host: list the GPU nodes in it."]
+    return []
+
+
+def duplicate_node_faults(node_names: Mapping[str, str]) -> list[str]:
+    """Two inventory hosts must not stand for one Kubernetes node. ``node_names``: host -> node name."""
+    by_node: dict[str, list[str]] = {}
+    for host, node in node_names.items():
+        by_node.setdefault(node, []).append(host)
+    return [
+        f"Hosts {_hosts(hosts)} are all the Kubernetes node {node}: correct gpu_slices_node_name."
+        for node, hosts in sorted(by_node.items())
+        if len(hosts) > 1
+    ]
+
+
+def value_faults(settings: Mapping[str, Any], stages: Iterable[str]) -> list[str]:
+    """Faults of the shared variables that types alone do not show. ``settings``: variable -> value."""
+    faults = []
+    profile = str(settings.get("gpu_slices_profile", "auto"))
+    if profile != "auto" and not _PROFILE.match(profile):
+        faults.append(
+            f"gpu_slices_profile is '{profile}': needed is auto or a MIG profile, as 1g.6gb or 1g.5gb+me."
+        )
+    memory = settings.get("gpu_slices_memory", "5Gi")
+    try:
+        if parse_bytes(memory) <= 0:
+            faults.append(f"gpu_slices_memory is '{memory}': needed is more than nothing, as 5Gi.")
+    except ValueError as error:
+        faults.append(f"gpu_slices_memory: {error}.")
+    namespace = str(settings.get("gpu_slices_namespace", ""))
+    if not re.match(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", namespace):
+        faults.append(
+            f"gpu_slices_namespace is '{namespace}': needed is a Kubernetes name (lower case letters, "
+            "digits, dashes, at most 63)."
+        )
+    needing = [stage for stage in stages if stage in STAGES_WITH_IMAGE]
+    if needing and not str(settings.get("gpu_slices_image") or ""):
+        faults.append(
+            f"gpu_slices_image is empty: {' and '.join(needing)} need an image with torch, transformers "
+            "and peft; name it, or leave these stages out with --skip-tags."
+        )
+    return faults
+
+
+def wanted_profiles(configs: Mapping[str, Any], assignments: Mapping[str, str]) -> dict[str, list[str]]:
+    """The MIG profiles each host is to get: host -> profiles, for layouts that can be read.
+
+    ``configs`` is a mig-parted map, ``assignments`` host -> layout name.
+    """
+    answer: dict[str, list[str]] = {}
+    for host, name in assignments.items():
+        profiles: set[str] = set()
+        for entry in configs.get(name) or [] if name else []:
+            devices = entry.get("mig-devices") if isinstance(entry, Mapping) else None
+            profiles.update(str(profile) for profile in devices or {})
+        answer[host] = sorted(profiles)
+    return answer
+
+
+def profile_faults(profile: str, memory: str, wanted: Mapping[str, Iterable[str]]) -> list[str]:
+    """The layouts must yield the profile that the claims will ask for.
+
+    ``wanted`` is what :func:`wanted_profiles` returns, for hosts whose layout we manage. A host with no
+    layout keeps what it has, so nothing can be said then.
+    """
+    layouts = {host: list(profiles) for host, profiles in wanted.items()}
+    if not layouts or not all(layouts.values()):
+        return []
+    offered = sorted({name for names in layouts.values() for name in names})
+    if profile != "auto":
+        if profile in offered:
+            return []
+        return [
+            f"gpu_slices_profile is {profile}, and the layouts cut only {', '.join(offered)}: "
+            "change the layout (mig_config) or the profile."
+        ]
+    try:
+        needed = parse_bytes(memory)
+    except ValueError:
+        return []
+    # The number in a profile's name is its memory rounded up, so this is the most it can have.
+    sizes = [int(match.group(1)) * 2**30 for match in map(_PROFILE.match, offered) if match]
+    if sizes and max(sizes) < needed:
+        return [
+            f"gpu_slices_memory is {memory}, and the largest profile the layouts cut "
+            f"({', '.join(offered)}) has at most {format_bytes(max(sizes))}: choose larger profiles "
+            "(mig_config) or less memory."
+        ]
+    return []
+
+
+def compose(faults: Iterable[str]) -> str:
+    """All faults as one message."""
+    listed = list(faults)
+    if not listed:
+        return ""
+    count = "one fault" if len(listed) == 1 else f"{len(listed)} faults"
+    return f"The inventory has {count}; nothing was asked or changed:\n" + "\n".join(
+        f"  {number}. {fault}" for number, fault in enumerate(listed, 1)
+    )
