@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices import claim, preflight
+from gpu_slices import claim, driver_state, preflight
+
+
+def hardware(nodes: Mapping[str, str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    """What the hosts' GPUs hold: Kubernetes node -> ``mig_gpus``, for hosts that were read in this run."""
+    return {node: hostvars[host]["mig_gpus"] for host, node in nodes.items() if "mig_gpus" in hostvars[host]}
 
 
 class FilterModule:
@@ -19,6 +24,9 @@ class FilterModule:
             "preflight_rights": preflight.needed_rights,
             "preflight_objects": preflight.named_objects,
             "preflight_checks": preflight.preflight_checks,
+            "driver_hardware": hardware,
+            "driver_verdict": driver_state.verdict,
+            "helm_release_differs": driver_state.release_differs,
             "slice_choice": claim.choice,
             "slice_check": claim.choice_check,
             "slice_name": claim.template_name,

@@ -142,7 +142,9 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
             )
         elif not _within(manifest["spec"], live["spec"]):
             plan["replace"] = True
-            plan["apply"].append(manifest)
+            # A dry run of the new spec would be refused while the old object is still there.
+            if not check_mode:
+                plan["apply"].append(manifest)
         elif not _within(metadata["labels"], live["labels"]):
             plan["apply"].append(manifest)
     return plan

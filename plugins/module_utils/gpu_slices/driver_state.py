@@ -335,3 +335,31 @@ def _hardware(facts: Object, nodes: list[str], hardware: Mapping[str, list[Objec
     return check(
         "slices_match", asked, f"{count} devices on {len(compared)} nodes agree{tail}", evidence=evidence
     )
+
+
+def verdict(state: Object, check_mode: bool = False) -> list[Check]:
+    """The checks of module dra_driver_state, with what it did.
+
+    In check mode nothing was installed, labelled or restarted, so what is amiss may be just what a real run
+    mends: it warns instead of failing.
+    """
+    checks = []
+    for item in state["checks"]:
+        one = dict(item)
+        if check_mode and one["status"] == "fail":
+            one["status"] = "warn"
+            one["found"] += "; check mode: a real run may mend it"
+        if one["id"] == "slices_match" and state.get("restarted"):
+            did = "would be" if check_mode else "was"
+            one["found"] += f"; the plugin pod {did} restarted on {', '.join(state['restarted'])}"
+        checks.append(one)
+    return checks
+
+
+def release_differs(facts: Object, version: str, values: Mapping[str, Any]) -> bool:
+    """Whether Helm has something to do, by its own record (:func:`cluster.latest_release`)."""
+    release = facts.get("helm_release")
+    if not release or not release["found"] or release["status"] != "deployed":
+        return True
+    same_version = str(release["version"]).lstrip("v") == str(version).lstrip("v")
+    return not same_version or release["values"] != values
