@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Mapping
@@ -75,6 +76,8 @@ EXAMPLES = """
 """
 RETURN = """
 steps: {description: What was done, or would be in check mode., returned: always, type: list, elements: str}
+started: {description: Names of the nodes that were started., returned: always, type: list, elements: str}
+since: {description: "When this began, seconds since 1970.", returned: always, type: float}
 """
 
 
@@ -100,17 +103,19 @@ def main() -> None:
         required_if=[("state", "present", ("nodes", "image", "template"))],
         supports_check_mode=True,
     )
+    since = time.time()
+    started: list[str] = []
     try:
         if module.params["state"] == "absent":
             steps = absent(module.params, module.check_mode)
         else:
-            steps = present(module.params, module.check_mode)
+            steps, started = present(module.params, module.check_mode)
     except (HostError, PlanError, OSError) as error:
         module.fail_json(msg=f"The lab's nodes: {error}")
-    module.exit_json(changed=bool(steps), steps=steps)
+    module.exit_json(changed=bool(steps), steps=steps, started=started, since=since)
 
 
-def present(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
+def present(wanted: Mapping[str, Any], check_mode: bool) -> tuple[list[str], list[str]]:
     lab = Lab(
         instance=wanted["instance"],
         subnet=wanted["subnet"],
@@ -146,7 +151,7 @@ def present(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
     if not existing:
         texts.insert(0, f"create network {lab.network}")
     if check_mode or not texts:
-        return texts
+        return texts, []
 
     paths = {item["Name"]: str((item.get("State") or {}).get("CgroupPath") or "") for item in inspected}
     remove_all([step for step in steps if step.action == "remove"], paths)
@@ -167,7 +172,7 @@ def present(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
             for node in todo
         ]:
             future.result()
-    return texts
+    return texts, [node.name for node in todo]
 
 
 def node_files(lab: Lab, node: Node, wanted: Mapping[str, Any]) -> dict[str, tuple[bytes, int]]:

@@ -21,6 +21,8 @@ from ansible.module_utils.lab_plan import LABEL_INSTANCE, Limits, limits, overla
 
 CAP_SYS_RESOURCE = 24
 MIN_FREE_BYTES = 8 * 1000**3
+# Kubelet, containerd and kube-proxy watch files; measured: 35 for three nodes, without the driver.
+INOTIFY_INSTANCES = 50
 CGROUP = Path("/sys/fs/cgroup")
 V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
@@ -111,6 +113,15 @@ def bridge_firewall() -> bool:
     return False
 
 
+def inotify_left() -> int:
+    """How many more inotify instances root may open; the limit holds for all containers together."""
+    used = 0
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            used += os.readlink(link) == "anon_inode:inotify"
+    return int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) - used
+
+
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -191,6 +202,12 @@ def findings(cache: Path, subnet: str, network_name: str, need_room: bool) -> li
             "set GPU_SLICES_CACHE to a folder on one"
         )
     if need_room:
+        watchers = inotify_left()
+        if watchers < INOTIFY_INSTANCES:
+            faults.append(
+                f"found {watchers} inotify instances left for root; needed {INOTIFY_INSTANCES}: "
+                "sysctl -w fs.inotify.max_user_instances=512"
+            )
         free = shutil.disk_usage(next(p for p in (cache, *cache.parents) if p.exists())).free
         if free < MIN_FREE_BYTES:
             faults.append(
@@ -270,6 +287,8 @@ def remove_cgroup(cgroup_path: str, patience: float = 5) -> list[str]:
     # The parent is Podman's own, made with its first container; it goes with the last.
     if cgroup_path.startswith("/libpod_parent/"):
         for target in cgroup_mounts():
+            with contextlib.suppress(OSError):
+                (Path(target) / "libpod_parent/conmon").rmdir()
             with contextlib.suppress(OSError):
                 (Path(target) / "libpod_parent").rmdir()
     return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from typing import Any, Callable, Mapping
 
@@ -17,6 +18,8 @@ description:
 options:
   kubeconfig: {description: Kubeconfig of the cluster., type: path, required: true}
   nodes: {description: Nodes that must be Ready., type: list, elements: str, default: []}
+  started: {description: Those that were just started., type: list, elements: str, default: []}
+  since: {description: "When they were started, seconds since 1970.", type: float, default: 0}
   deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
   probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
   timeout: {description: Seconds., type: int, default: 180}
@@ -33,6 +36,17 @@ seconds: {description: How long it took until each thing was so., returned: succ
 """
 
 Check = Callable[[], str]
+
+
+def lease_fault(lease: Mapping[str, Any] | None, since: float) -> str:
+    """Why the node's kubelet is not known to have spoken since a time; "" when it has.
+
+    The cluster calls a node Ready for most of a minute after its kubelet has died.
+    """
+    renewed = (lease or {}).get("spec", {}).get("renewTime")
+    if not renewed or datetime.datetime.fromisoformat(renewed).timestamp() < since:
+        return f"has not been heard of since it was started (last: {renewed or 'never'})"
+    return ""
 
 
 def node_fault(node: Mapping[str, Any] | None) -> str:
@@ -74,7 +88,14 @@ def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
     """Every condition by the name it is reported under; each returns what is missing, or ""."""
 
     def node(name: str) -> Check:
-        return lambda: node_fault(api.find(f"/api/v1/nodes/{name}"))
+        def ask() -> str:
+            if name in wanted["started"]:
+                lease = api.find(f"/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}")
+                if fault := lease_fault(lease, wanted["since"]):
+                    return fault
+            return node_fault(api.find(f"/api/v1/nodes/{name}"))
+
+        return ask
 
     def deployment(name: str) -> Check:
         namespace, _, short = name.partition("/")
@@ -121,6 +142,8 @@ def main() -> None:
         argument_spec={
             "kubeconfig": {"type": "path", "required": True},
             "nodes": {"type": "list", "elements": "str", "default": []},
+            "started": {"type": "list", "elements": "str", "default": []},
+            "since": {"type": "float", "default": 0},
             "deployments": {"type": "list", "elements": "str", "default": []},
             "probes": {"type": "list", "elements": "dict", "default": []},
             "timeout": {"type": "int", "default": 180},
