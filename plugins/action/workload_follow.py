@@ -36,7 +36,7 @@ from gpu_slices.resource_slices import merge_slices
 from gpu_slices.workload_follow import RESOURCE, Follower, Outcome, Target, read_log
 
 PROJECT = Path(__file__).resolve().parents[2]
-EVIDENCE = "gpu-slices/evidence"
+EVIDENCE = "gpu-slices.dev/evidence"
 COMPONENT = "app.kubernetes.io/component"
 _DELETE_SECONDS = 120
 
@@ -193,9 +193,10 @@ class _Work:
             limit = time.monotonic() + _DELETE_SECONDS
             while self.api.find(path) is not None:
                 if time.monotonic() > limit:
+                    name = f"{self.target.kind} {item['metadata']['name']}"
                     raise AnsibleActionFail(
-                        f"{self.target.kind} {item['metadata']['name']} is still there {_DELETE_SECONDS} s after "
-                        "its deletion; see its finalizers and pods: a pod whose DRA driver is gone cannot end."
+                        f"{name} is still there {_DELETE_SECONDS} s after its deletion; "
+                        "see its finalizers and pods: a pod whose DRA driver is gone cannot end."
                     )
                 time.sleep(0.3)
 

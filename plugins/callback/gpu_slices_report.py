@@ -124,7 +124,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if "devices" in payload:
             recorder.devices(payload["devices"])
         if "allocations" in payload:
-            recorder.allocations(payload["allocations"])
+            recorder.allocations(payload["allocations"], current=bool(payload.get("summarise")))
         recorder.write(complete=bool(payload.get("summarise")))
         if payload.get("summarise"):
             self._summarised = True

@@ -160,9 +160,9 @@ class Recorder:
         """Replace the published devices by a newer reading."""
         self.report["devices"] = [dict(d) for d in devices]
 
-    def allocations(self, allocations: Sequence[Mapping[str, Any]]) -> None:
-        """Add holders of devices. A holder seen ``now`` replaces every earlier ``now``."""
-        if any(a.get("now") for a in allocations):
+    def allocations(self, allocations: Sequence[Mapping[str, Any]], current: bool = False) -> None:
+        """Add holders of devices. With ``current`` they are all there are now, and earlier such ones go."""
+        if current:
             self.report["allocations"] = [a for a in self.report["allocations"] if not a.get("now")]
         for new in allocations:
             key = _holder(new)

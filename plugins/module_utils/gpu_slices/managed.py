@@ -1,0 +1,62 @@
+"""Which kinds of objects this project makes, and the order in which they can go. Controller only."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple
+
+SELECTOR = "app.kubernetes.io/managed-by=gpu-slices"
+
+
+class Kind(NamedTuple):
+    """A kind: API prefix ("/api/v1"), plural, kind, and whether it has namespaces."""
+
+    prefix: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "") -> str:
+        """API path of all its objects, or of those in one namespace."""
+        inside = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return f"{self.prefix}{inside}/{self.plural}"
+
+
+_TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
+_RESOURCE = "/apis/resource.k8s.io/v1"
+
+# A pod can end only while the driver is there to take its device back, and a runtime or claim template is in
+# use as long as there are pods: so one step after the other, each gone before the next begins.
+STEPS: tuple[tuple[Kind, ...], ...] = (
+    (
+        Kind(_TRAINER, "trainjobs", "TrainJob"),
+        Kind("/api/v1", "pods", "Pod"),
+    ),
+    (
+        Kind(_RESOURCE, "resourceclaims", "ResourceClaim"),
+        Kind(_RESOURCE, "resourceclaimtemplates", "ResourceClaimTemplate"),
+        Kind(_TRAINER, "trainingruntimes", "TrainingRuntime"),
+        Kind("/api/v1", "configmaps", "ConfigMap"),
+    ),
+    (Kind("/api/v1", "namespaces", "Namespace", namespaced=False),),
+)
+
+
+def removable(item: Mapping[str, Any]) -> bool:
+    """Is the object ours to delete? What has an owner goes with its owner."""
+    return not (item.get("metadata") or {}).get("ownerReferences")
+
+
+def describe(kind: Kind, item: Mapping[str, Any]) -> str:
+    """``Pod gpu-slices/x``."""
+    metadata = item["metadata"]
+    place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+    return f"{kind.kind} {place}{metadata['name']}"
+
+
+def stuck_text(names: Iterable[str], seconds: int) -> str:
+    """Why objects may not go, and what to do."""
+    return (
+        f"Still there {seconds} s after their deletion: {', '.join(names)}. A pod with a claim ends only "
+        "while the DRA driver's plugin runs on its node: put the driver back (playbooks/enable_driver.yml) "
+        "if it was removed first; otherwise see the finalizers of these objects, and run the teardown again."
+    )
