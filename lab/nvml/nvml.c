@@ -457,7 +457,7 @@ SHARED_NUMBER(nvmlDeviceGetMaxMigDeviceCount, !t.ci && t.g->mig_current ? t.card
 NUMBER(nvmlDeviceGetNumGpuCores, t.card->cores)
 NUMBER(nvmlDeviceGetMultiGpuBoard, 0)
 NUMBER(nvmlDeviceGetMemoryBusWidth, t.card->bus_width)
-NUMBER(nvmlDeviceGetModuleId, t.gpu == 0 ? 5 : t.gpu < 6 ? t.gpu - 1 : t.gpu)
+NUMBER(nvmlDeviceGetModuleId, gpu_module(t.gpu))
 SHARED_NUMBER(nvmlDeviceGetPersistenceMode, t.g->persistence)
 SHARED_NUMBER(nvmlDeviceGetComputeMode, t.g->compute_mode)
 NUMBER(nvmlDeviceGetDisplayMode, 1)

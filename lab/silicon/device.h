@@ -27,6 +27,7 @@ int gpu_visible(unsigned gpu);
 int mig_visible(unsigned gpu, unsigned gi, unsigned ci);
 unsigned gi_minor(unsigned gpu_minor, unsigned gi);
 unsigned ci_minor(unsigned gpu_minor, unsigned gi, unsigned ci);
+unsigned gpu_module(unsigned gpu); /* place on the base board */
 int may_configure(void); /* root, and on the node or with the capability node for MIG configuration */
 
 struct st_gi *gi_find(struct st_gpu *g, unsigned id);
