@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -34,3 +35,20 @@ def lab_host() -> ModuleType:
 
 def lab_pki() -> ModuleType:
     return load("roles/lab_control_plane/library/lab_pki.py", "lab_pki")
+
+
+def _gpu_slices() -> None:
+    """Make ansible.module_utils.gpu_slices the project's own package, as Ansible does for modules."""
+    for name in ("gpu_slices", "gpu_slices.kube_api", "gpu_slices.resource_slices"):
+        sys.modules.setdefault(f"ansible.module_utils.{name}", importlib.import_module(name))
+
+
+def lab_wait() -> ModuleType:
+    _gpu_slices()
+    return load("roles/lab_operators/library/lab_wait.py", "lab_wait")
+
+
+def lab_status() -> ModuleType:
+    _gpu_slices()
+    lab_host()
+    return load("roles/lab_nodes/library/lab_status.py", "lab_status")

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import lab_import
+import pytest
+
+lab_wait = lab_import.lab_wait()
+lab_status = lab_import.lab_status()
+plan = lab_import.lab_plan()
+ApiFault = lab_wait.ApiFault
+
+
+def node(name="a30", ready="True", cordoned=False, message=""):
+    return {
+        "metadata": {"name": name},
+        "spec": {"unschedulable": True} if cordoned else {},
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready, "message": message}],
+            "nodeInfo": {"kubeletVersion": "v1.36.3", "containerRuntimeVersion": "containerd://2.3.7"},
+            "addresses": [
+                {"type": "Hostname", "address": name},
+                {"type": "InternalIP", "address": "10.77.0.3"},
+            ],
+        },
+    }
+
+
+def deployment(generation=1, observed=1, available=1, updated=1):
+    return {
+        "metadata": {"generation": generation},
+        "spec": {"replicas": 1},
+        "status": {
+            "observedGeneration": observed,
+            "availableReplicas": available,
+            "updatedReplicas": updated,
+        },
+    }
+
+
+def test_a_node_is_ready_or_says_why_not():
+    assert lab_wait.node_fault(node()) == ""
+    assert lab_wait.node_fault(None) == "has not registered"
+    assert lab_wait.node_fault(node(ready="False", message="no CNI")) == "is not ready: no CNI"
+    assert lab_wait.node_fault({"status": {}}) == "has no conditions yet"
+
+
+@pytest.mark.parametrize(
+    ("renewed", "good"),
+    [("2026-12-01T07:00:00.000000Z", False), ("2026-12-01T07:00:10.500000Z", True), (None, False)],
+)
+def test_a_restarted_node_must_have_spoken_since(renewed, good):
+    since = 1796108405.0  # 2026-12-01T07:00:05Z
+    lease = {"spec": {"renewTime": renewed}} if renewed else None
+    assert (lab_wait.lease_fault(lease, since) == "") is good
+
+
+def test_a_deployment_is_available_in_its_newest_form_only():
+    assert lab_wait.deployment_fault(deployment()) == ""
+    assert "does not exist" in lab_wait.deployment_fault(None)
+    assert "looked at" in lab_wait.deployment_fault(deployment(generation=2))
+    assert "0 of 1" in lab_wait.deployment_fault(deployment(available=0))
+    assert "0 of 1" in lab_wait.deployment_fault(deployment(updated=0))
+
+
+def test_waiting_asks_until_everything_was_good_once():
+    answers = iter(["not yet", "", "never asked again"])
+
+    def refused_once():
+        if calls.append(1) or len(calls) == 1:
+            raise ApiFault("server", "no endpoints")
+        return ""
+
+    calls: list[int] = []
+    seconds, missing = lab_wait.wait({"a": lambda: next(answers), "b": refused_once}, timeout=5, pause=0)
+    assert missing == {}
+    assert set(seconds) == {"a", "b"}
+
+
+def test_waiting_ends_in_time_and_says_what_is_missing():
+    def refuse():
+        raise ApiFault("server", "webhook has no endpoints")
+
+    seconds, missing = lab_wait.wait({"a": lambda: "", "b": refuse}, timeout=0, pause=0)
+    assert set(seconds) == {"a"}
+    assert missing == {"b": "webhook has no endpoints"}
+
+
+class Api:
+    def get(self, path):
+        assert path == "/apis/trainer.kubeflow.org/v1alpha1"
+        return {
+            "resources": [
+                {"kind": "TrainJob", "name": "trainjobs"},
+                {"kind": "TrainJob", "name": "trainjobs/status"},
+            ]
+        }
+
+
+def test_the_path_of_a_probe_comes_from_discovery():
+    probe = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"namespace": "default"},
+    }
+    path = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs"
+    assert lab_wait.plural_path(Api(), probe) == path
+    with pytest.raises(ApiFault, match="JobSet is not served"):
+        lab_wait.plural_path(Api(), {**probe, "kind": "JobSet"})
+
+
+def test_status_table_has_every_node_that_anyone_knows():
+    boxes = {"a30": plan.Found("n", "id", "c", "exited", False, False)}
+    devices = [
+        {"node": "a30", "type": "mig", "profile": "1g.6gb", "holder": None},
+        {"node": "a30", "type": "mig", "profile": "1g.6gb", "holder": {"claim": "x"}},
+        {"node": "h200", "type": "gpu", "profile": "", "holder": None},
+    ]
+    rows = lab_status.node_rows(boxes, [node(cordoned=True), node("h200", ready="Unknown")], devices)
+    assert rows[1][:3] == ["a30", "not running (exited)", "Ready,cordoned"]
+    assert rows[1][-1] == "1g.6gb 1/2 free"
+    assert rows[2][:3] == ["h200", "missing", "NotReady"]
+    assert rows[2][-1] == "gpu 1/1 free"
+
+
+def test_tables_line_up():
+    assert lab_status.table([["A", "B"], ["long", "x"]]) == ["A     B", "long  x"]
