@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Filters around MIG layouts: judge an inventory, join layout sources, turn a node's GPUs into report rows."""
+"""Filters around MIG layouts: judge an inventory, join layout sources, report the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import yaml
 from ansible.errors import AnsibleFilterError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices.mig_geometry import LayoutError  # noqa: E402
-from gpu_slices.mig_layout import layout_faults, merge_configs  # noqa: E402
+from gpu_slices.mig_geometry import LayoutError
+from gpu_slices.mig_layout import layout_faults, merge_configs
 
 
 def mig_layout_faults(
@@ -42,7 +42,9 @@ def mig_checks(gpus: Sequence[Mapping[str, Any]], host: str, layout: str) -> lis
     rows: list[dict[str, Any]] = []
     for gpu in gpus:
         cut = Counter(device["profile"] for device in gpu["mig_devices"])
-        instances = ", ".join(f"{count} x {profile}" for profile, count in sorted(cut.items())) or "no instance"
+        instances = (
+            ", ".join(f"{count} x {profile}" for profile, count in sorted(cut.items())) or "no instance"
+        )
         found = f"MIG {gpu['mig_mode_current']}"
         if gpu["mig_mode_current"] == "Enabled":
             found += f", {instances}"

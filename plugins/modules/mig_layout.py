@@ -187,12 +187,12 @@ def change_message(error: ChangeError) -> str:
 class Run:
     """One call of the module."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: AnsibleModule, result: dict[str, Any]) -> None:
         self.module = module
         self.params = module.params
         self.folder = os.path.abspath(self.params["record_dir"])
         self.smi = NvidiaSmi(runner(self.params["nvidia_smi"], self.params["timeout"]))
-        self.result: dict[str, Any] = {"changed": False, "gpus": [], "plan": [], "done": [], "record": ""}
+        self.result = result
 
     def __call__(self) -> None:
         gpus = read_gpus(self.smi)
@@ -268,11 +268,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {"changed": False, "gpus": [], "plan": [], "done": [], "record": ""}
     try:
-        run = Run(module)
-        result = run.result
-        run()
+        Run(module, result)()
     except LayoutError as error:
         module.fail_json(msg="This layout cannot be had here:\n- " + "\n- ".join(error.faults), **result)
     except BusyError as error:

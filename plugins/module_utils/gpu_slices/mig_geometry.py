@@ -75,8 +75,13 @@ class Placed:
     start: int
 
 
+def normal_device_id(text: str) -> str:
+    """One spelling of a PCI device id (`0x20b710de` -> `0x20B710DE`), for comparing."""
+    return f"0x{text[2:].upper()}"
+
+
 def _card(label: str, pattern: str, device_ids: Sequence[str], profiles: Sequence[Profile]) -> KnownCard:
-    ids = frozenset(device_id.upper() for device_id in device_ids)
+    ids = frozenset(normal_device_id(device_id) for device_id in device_ids)
     return KnownCard(re.compile(pattern, re.IGNORECASE), ids, Geometry(label, tuple(profiles)))
 
 

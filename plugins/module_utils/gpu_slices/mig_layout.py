@@ -23,6 +23,7 @@ from .mig_geometry import (
     Placed,
     find_card,
     nearest_profiles,
+    normal_device_id,
     solve,
 )
 from .nvidia_smi import MODE_DISABLED, MODE_ENABLED, MODE_UNSUPPORTED
@@ -218,7 +219,7 @@ def _parse_entry(where: str, number: int, raw: Any) -> tuple[Entry | None, list[
     if isinstance(filters, Sequence) and all(
         isinstance(item, str) and _DEVICE_ID.match(item) for item in filters
     ):
-        device_filter = frozenset(item.upper() for item in filters)
+        device_filter = frozenset(normal_device_id(item) for item in filters)
     else:
         faults.append(
             f"{where}: device-filter must be PCI device ids such as 0x20B710DE, found {_shown(filters)}."
@@ -271,7 +272,7 @@ def _shown(value: Any) -> str:
 def resolve(
     layout: str, entries: Sequence[Entry], gpus: Sequence[tuple[int, AbstractSet[str]]]
 ) -> tuple[dict[int, Want], list[str]]:
-    """Decide which entry holds for each GPU, given as (index, PCI device ids in capitals it may have).
+    """Decide which entry holds for each GPU, given as (index, PCI device ids it may have, normal spelling).
 
     The last matching entry wins, as in mig-parted. A GPU that no entry matches is left out (and left alone).
     Faults: an index that no GPU has, a layout that matches nothing, and a later entry that hides an earlier

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
 from .gpu_holders import Holder, find_holders, library_users
-from .mig_geometry import Geometry, LayoutError, hardware_geometry
+from .mig_geometry import Geometry, LayoutError, hardware_geometry, normal_device_id
 from .mig_layout import (
     ComputeInstance,
     GpuPlan,
@@ -208,7 +208,7 @@ def wants_from_layout(layout: str, raw: Any, gpus: Sequence[GpuState]) -> dict[i
     entries, faults = parse_entries(layout, raw)
     if faults:
         raise LayoutError(faults)
-    known = [(gpu.index, frozenset([gpu.pci_device_id.upper()])) for gpu in gpus]
+    known = [(gpu.index, frozenset([normal_device_id(gpu.pci_device_id)])) for gpu in gpus]
     wants, faults = resolve(layout, entries, known)
     if faults:
         raise LayoutError(faults)
