@@ -14,7 +14,8 @@ int open_silicon(void)
 {
     if (nvmlInit_v2() == NV_OK)
         return 0;
-    puts("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest "
+    puts("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+         "latest "
          "NVIDIA driver is installed and running.\n");
     return NV_NOT_LOADED;
 }
@@ -78,7 +79,8 @@ int lost_check(const struct selection *s)
 {
     for (unsigned i = 0; i < s->n; i++)
         if (st.gpus[s->gpu[i]].faults.lost) {
-            printf("Unable to determine the device handle for GPU%u: 0000:%02X:%02X.0: GPU is lost.  Reboot the system "
+            printf("Unable to determine the device handle for GPU%u: 0000:%02X:%02X.0: GPU is lost.  Reboot "
+                   "the system "
                    "to recover this GPU\n\n",
                    s->index[i], st.gpus[s->gpu[i]].bus, st.gpus[s->gpu[i]].device);
             return NV_LOST;
@@ -89,31 +91,6 @@ int lost_check(const struct selection *s)
 unsigned mib_up(unsigned long long bytes)
 {
     return (unsigned)((bytes + MIB - 1) / MIB);
-}
-
-void gpu_memory(unsigned gpu, unsigned long long *total, unsigned long long *reserved, unsigned long long *used)
-{
-    const struct card *c = gpu_card(&st.gpus[gpu]);
-    unsigned mib = 0;
-
-    *total = c->memory_bytes;
-    *reserved = c->reserved_bytes;
-    if (st.gpus[gpu].mig_current)
-        for (int i = 0; i < MAX_GIS; i++)
-            mib += st.gpus[gpu].gi[i].used ? instance_used_mib(gpu, &st.gpus[gpu].gi[i]) : 0;
-    else
-        mib = processes_mib(gpu, NO_ID, NO_ID);
-    *used = mib * MIB;
-    if (*used > *total - *reserved)
-        *used = *total - *reserved;
-}
-
-unsigned instance_used_mib(unsigned gpu, const struct st_gi *gi)
-{
-    const struct mig_profile *p = gi_profile(&st.gpus[gpu], gi);
-    unsigned used = instance_idle_mib(p) + processes_mib(gpu, gi->id, NO_ID);
-
-    return used < p->memory_mib ? used : p->memory_mib;
 }
 
 int mig_at(unsigned gpu, unsigned n, struct st_gi **gi, struct st_ci **ci)

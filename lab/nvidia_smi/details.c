@@ -24,10 +24,10 @@ static void word(const struct about *a, const char *name, char *out, size_t size
     const struct card *c = a->c;
     char text[64] = "";
 
-#define TEXT(word, ...)                                                                                        \
-    if (strcmp(name, word) == 0) {                                                                             \
-        snprintf(out, size, __VA_ARGS__);                                                                      \
-        return;                                                                                                \
+#define TEXT(word, ...)                                                                                      \
+    if (strcmp(name, word) == 0) {                                                                           \
+        snprintf(out, size, __VA_ARGS__);                                                                    \
+        return;                                                                                              \
     }
     TEXT("name", "%s", c->name)
     TEXT("arch", "%s", c->arch_name)
@@ -35,8 +35,8 @@ static void word(const struct about *a, const char *name, char *out, size_t size
     TEXT("mig_now", "%s", !c->mem_slices ? "N/A" : a->g->mig_current ? "Enabled" : "Disabled")
     TEXT("mig_then", "%s", !c->mem_slices ? "N/A" : a->g->mig_pending ? "Enabled" : "Disabled")
     TEXT("serial", "%llu", (unsigned long long)a->g->serial)
-    TEXT("pdi", "0x%02x%02x%02x%02x%02x%02x%02x%02x", a->g->uuid[0], a->g->uuid[1], a->g->uuid[2], a->g->uuid[3],
-         a->g->uuid[4], a->g->uuid[5], a->g->uuid[6], a->g->uuid[7])
+    TEXT("pdi", "0x%02x%02x%02x%02x%02x%02x%02x%02x", a->g->uuid[0], a->g->uuid[1], a->g->uuid[2],
+         a->g->uuid[3], a->g->uuid[4], a->g->uuid[5], a->g->uuid[6], a->g->uuid[7])
     TEXT("minor", "%u", a->g->minor)
     TEXT("vbios", "%s", c->vbios)
     TEXT("board", "0x%x", a->g->bus << 8 | a->g->device)
@@ -100,7 +100,8 @@ static const char *filled(const struct about *a, const char *value)
 
 /* ---- text ---- */
 
-/* Labels end in the same column; the blocks of MIG devices and processes are narrower, as on a real system. */
+/* Labels end in the same column; the blocks of MIG devices and processes are narrower, as on a real system.
+ */
 static void text_line(FILE *out, int column, int depth, const char *label, const char *value)
 {
     if (value)
@@ -191,8 +192,10 @@ static const struct {
     {"UTILIZATION", {"Utilization", "Encoder Stats", "FBC Stats"}},
     {"ECC", {"ECC Mode", "ECC Errors"}},
     {"TEMPERATURE", {"Temperature"}},
-    {"POWER", {"GPU Power Readings", "GPU Memory Power Readings ", "Module Power Readings", "Power Smoothing"}},
-    {"CLOCK", {"Clocks", "Applications Clocks", "Default Applications Clocks", "Deferred Clocks", "Max Clocks"}},
+    {"POWER",
+     {"GPU Power Readings", "GPU Memory Power Readings ", "Module Power Readings", "Power Smoothing"}},
+    {"CLOCK",
+     {"Clocks", "Applications Clocks", "Default Applications Clocks", "Deferred Clocks", "Max Clocks"}},
     {"COMPUTE", {"Compute Mode"}},
     {"PIDS", {"Processes"}},
     {"PERFORMANCE", {"Performance State", "Clocks Event Reasons", "Clocks Event Reasons Counters"}},
@@ -417,7 +420,8 @@ int command_details(const struct selection *s, int xml, const char *display, FIL
         attached += gpu_visible(gpu);
     snprintf(count, sizeof(count), "%u", attached);
     if (xml) {
-        fputs("<?xml version=\"1.0\" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM \"nvsmi_device_v13.dtd\">\n<nvidia_smi_log>\n",
+        fputs("<?xml version=\"1.0\" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "
+              "\"nvsmi_device_v13.dtd\">\n<nvidia_smi_log>\n",
               out);
         element(out, 1, "timestamp", timestamp("%a %b %e %H:%M:%S %Y"));
         element(out, 1, "driver_version", st.driver_version);

@@ -44,8 +44,10 @@ const char mig_help[] =
     "                                                specific GPU or GPU instance.\n"
     "    [-lcipp | --list-compute-instance-possible-placements]: List possible compute instance placements\n"
     "                                                            in the following format, {Start}:Size.\n"
-    "                                                            Options -i and -gi can be used individually or\n"
-    "                                                            combined to restrict the command to run on a\n"
+    "                                                            Options -i and -gi can be used individually "
+    "or\n"
+    "                                                            combined to restrict the command to run on "
+    "a\n"
     "                                                            specific GPU or GPU instance.\n"
     "    [-cci | --create-compute-instance]: Create compute instance for the given profile name or IDs.\n"
     "                                        Provide comma separated values for more than one profile.\n"
@@ -64,20 +66,19 @@ const char mig_help[] =
     "\n"
     "\n";
 
-const char compute_policy_help[] =
-    "\n"
-    "    compute-policy -- Control and list compute policies.\n"
-    "\n"
-    "    Usage: nvidia-smi compute-policy [options]\n"
-    "\n"
-    "    Options include:\n"
-    "    [-h | --help]: Display help information\n"
-    "    [-i | --id]: GPU device ID's. Provide comma\n"
-    "                 separated values for more than one device\n"
-    "    [-l | --list]: List all compute policies\n"
-    "    [--set-timeslice]: Set timeslice config for a GPU:\n"
-    "                       0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG\n"
-    "\n";
+const char compute_policy_help[] = "\n"
+                                   "    compute-policy -- Control and list compute policies.\n"
+                                   "\n"
+                                   "    Usage: nvidia-smi compute-policy [options]\n"
+                                   "\n"
+                                   "    Options include:\n"
+                                   "    [-h | --help]: Display help information\n"
+                                   "    [-i | --id]: GPU device ID's. Provide comma\n"
+                                   "                 separated values for more than one device\n"
+                                   "    [-l | --list]: List all compute policies\n"
+                                   "    [--set-timeslice]: Set timeslice config for a GPU:\n"
+                                   "                       0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG\n"
+                                   "\n";
 
 const char main_help[] =
     "nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...\n"
@@ -97,6 +98,8 @@ const char main_help[] =
     "    -c,   --compute-mode=       Set MODE for compute applications.\n"
     "    -r    --gpu-reset           Trigger reset of the GPU.\n"
     "    -mig  --multi-instance-gpu= Enable or disable Multi Instance GPU: 0/DISABLED, 1/ENABLED\n"
-    "    mig                         Provides controls for MIG management. \"nvidia-smi mig -h\" for more information.\n"
-    "    compute-policy              Control and query compute policies. \"nvidia-smi compute-policy -h\" for more "
+    "    mig                         Provides controls for MIG management. \"nvidia-smi mig -h\" for more "
+    "information.\n"
+    "    compute-policy              Control and query compute policies. \"nvidia-smi compute-policy -h\" "
+    "for more "
     "information.\n";

@@ -50,7 +50,8 @@ static int command_version(void)
     snprintf(nvml, sizeof(nvml), "%s", st.driver_version);
     if (strrchr(nvml, '.') != strchr(nvml, '.'))
         *strrchr(nvml, '.') = '\0';
-    printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version        : %s\n",
+    printf("NVIDIA-SMI version  : %s\nNVML version        : %s\nDRIVER version      : %s\nCUDA Version       "
+           " : %s\n",
            st.driver_version, nvml, st.driver_version, CUDA_VERSION);
     return 0;
 }
@@ -65,9 +66,9 @@ static int terminate(int rc)
 
 static int command_mig_mode(const struct selection *s, const char *text)
 {
-    int mode = !strcmp(text, "1") || !strcasecmp(text, "ENABLED") ? 1
+    int mode = !strcmp(text, "1") || !strcasecmp(text, "ENABLED")    ? 1
                : !strcmp(text, "0") || !strcasecmp(text, "DISABLED") ? 0
-                                                                      : -1;
+                                                                     : -1;
     const char *verb = mode ? "enable" : "disable";
 
     if (mode < 0) {
@@ -87,14 +88,19 @@ static int command_mig_mode(const struct selection *s, const char *text)
         } else if (activation == NV_OK) {
             printf("%s MIG Mode for GPU %s\n", mode ? "Enabled" : "Disabled", bus);
         } else {
-            printf("Warning: MIG mode is in pending %s state for GPU %s:%s\n", verb, bus, result_text(activation));
+            printf("Warning: MIG mode is in pending %s state for GPU %s:%s\n", verb, bus,
+                   result_text(activation));
             if (activation == NV_IN_USE)
-                printf("%s is currently being used by one or more other processes (e.g. CUDA application or a monitoring "
-                       "application such as another instance of nvidia-smi). Please first kill all processes using the "
+                printf("%s is currently being used by one or more other processes (e.g. CUDA application or "
+                       "a monitoring "
+                       "application such as another instance of nvidia-smi). Please first kill all processes "
+                       "using the "
                        "device and retry the command or reboot the system to make MIG mode effective.\n",
                        bus);
             else
-                printf("Reboot the system or try nvidia-smi --gpu-reset to make MIG mode effective on GPU %s\n", bus);
+                printf(
+                    "Reboot the system or try nvidia-smi --gpu-reset to make MIG mode effective on GPU %s\n",
+                    bus);
         }
     }
     puts("All done.");
@@ -131,9 +137,12 @@ static int command_reset(const struct selection *s)
         }
     putchar('\n');
     if (in_use)
-        printf("%u device%s currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "
-               "graphics application such as an X server, or a monitoring application such as another instance of "
-               "nvidia-smi). Please first kill all processes using %s and all compute applications running in the "
+        printf("%u device%s currently being used by one or more other processes (e.g., Fabric Manager, CUDA "
+               "application, "
+               "graphics application such as an X server, or a monitoring application such as another "
+               "instance of "
+               "nvidia-smi). Please first kill all processes using %s and all compute applications running "
+               "in the "
                "system.\n",
                in_use, in_use == 1 ? " is" : "s are", in_use == 1 ? "this device" : "these devices");
     return 255;
@@ -141,9 +150,9 @@ static int command_reset(const struct selection *s)
 
 static int command_persistence(const struct selection *s, const char *text)
 {
-    int on = !strcmp(text, "1") || !strcasecmp(text, "ENABLED") ? 1
+    int on = !strcmp(text, "1") || !strcasecmp(text, "ENABLED")    ? 1
              : !strcmp(text, "0") || !strcasecmp(text, "DISABLED") ? 0
-                                                                    : -1;
+                                                                   : -1;
 
     if (on < 0) {
         printf("ERROR: Invalid persistence mode: %s\n\n", text);
@@ -180,7 +189,8 @@ static int command_compute_mode(const struct selection *s, const char *text)
         return 2;
     }
     for (unsigned i = 0; i < s->n; i++) {
-        int was = st.gpus[s->gpu[i]].compute_mode, rc = setting_set(s->gpu[i], SET_COMPUTE_MODE, (unsigned)mode);
+        int was = st.gpus[s->gpu[i]].compute_mode,
+            rc = setting_set(s->gpu[i], SET_COMPUTE_MODE, (unsigned)mode);
         char bus[24];
 
         bus_id_text(s->gpu[i], bus);
@@ -217,7 +227,8 @@ int command_compute_policy(int argc, char **argv)
         else if (!strcmp(argv[i], "-l") || !strcmp(argv[i], "--list"))
             list = 1;
         else {
-            printf("ERROR: Option %s is not recognized. Please run 'nvidia-smi compute-policy -h'.\n\n", argv[i]);
+            printf("ERROR: Option %s is not recognized. Please run 'nvidia-smi compute-policy -h'.\n\n",
+                   argv[i]);
             return 255;
         }
     }
@@ -248,8 +259,8 @@ int command_compute_policy(int argc, char **argv)
         puts("+--------------------------------------+\n| GPU compute policies:                |\n"
              "| GPU     Name             Value       |\n|======================================|");
         for (unsigned i = 0; i < s.n; i++)
-            printf("| %3u     Timeslice        %-12s|\n+--------------------------------------+\n", s.index[i],
-                   slices[st.gpus[s.gpu[i]].timeslice & 3]);
+            printf("| %3u     Timeslice        %-12s|\n+--------------------------------------+\n",
+                   s.index[i], slices[st.gpus[s.gpu[i]].timeslice & 3]);
     }
     return rc;
 }
@@ -328,7 +339,8 @@ static int parse(int argc, char **argv, struct options *o)
             if (!o->loop)
                 return not_recognized(value);
         } else if (!strcmp(a, "-h") || !strcmp(a, "--help")) {
-            printf("NVIDIA System Management Interface -- v%s (emulated silicon)\n\n%s", DRIVER_VERSION, main_help);
+            printf("NVIDIA System Management Interface -- v%s (emulated silicon)\n\n%s", DRIVER_VERSION,
+                   main_help);
             exit(0);
         } else
             return not_recognized(a);

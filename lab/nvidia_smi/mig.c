@@ -10,7 +10,8 @@ struct args {
     int has_gi, has_ci;
     unsigned gi[32], n_gi, ci[32], n_ci;
     int with_ci;
-    char command; /* p: -lgip, P: -lgipp, g: -lgi, c: -lci, i: -lcip, I: -lcipp, G/C: create, d/D: destroy CI/GI */
+    char command; /* p: -lgip, P: -lgipp, g: -lgi, c: -lci, i: -lcip, I: -lcipp, G/C: create, d/D: destroy
+                     CI/GI */
 };
 
 static int in_list(int given, const unsigned *list, unsigned n, unsigned id)
@@ -54,7 +55,8 @@ static void list_profiles(const struct selection *s)
         "| GPU instance profiles:                                                        |",
         "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |",
         "|                                Free/Total   GiB              CE    JPEG  OFA  |",
-        "|===============================================================================|", NULL};
+        "|===============================================================================|",
+        NULL};
 
     table_text(head);
     for (unsigned i = 0; i < s->n; i++) {
@@ -67,10 +69,10 @@ static void list_profiles(const struct selection *s)
 
             snprintf(name, sizeof(name), "MIG %s", q->name);
             snprintf(memory, sizeof(memory), "%.2f", q->memory_mib / 1024.0);
-            printf("| %3u  %-19s %2u     %u/%-6u   %-6s     No     %-3u%5u  %4u   |\n", s->index[i], name, q->id,
-                   remaining(g, p), q->max, memory, q->sm, q->dec, q->enc);
-            printf("|                                                              %2u  %4u  %4u   |\n", q->ce, q->jpeg,
-                   q->ofa);
+            printf("| %3u  %-19s %2u     %u/%-6u   %-6s     No     %-3u%5u  %4u   |\n", s->index[i], name,
+                   q->id, remaining(g, p), q->max, memory, q->sm, q->dec, q->enc);
+            printf("|                                                              %2u  %4u  %4u   |\n",
+                   q->ce, q->jpeg, q->ofa);
             puts(head[0]);
         }
     }
@@ -84,7 +86,8 @@ static void list_placements(const struct selection *s)
         for (unsigned p = 0; p < MAX_PROFILES && c->profiles[p].name; p++) {
             const struct mig_profile *q = &c->profiles[p];
 
-            printf("GPU %2u Profile ID %2u Placement%s{", s->index[i], q->id, q->starts[1] >= 0 ? "s: " : " : ");
+            printf("GPU %2u Profile ID %2u Placement%s{", s->index[i], q->id,
+                   q->starts[1] >= 0 ? "s: " : " : ");
             for (int k = 0; k < MAX_PLACEMENTS && q->starts[k] >= 0; k++)
                 printf("%s%d", k ? "," : "", q->starts[k]);
             printf("}:%u\n", q->mem_slices);
@@ -122,7 +125,8 @@ static int show_gi(const struct args *a, unsigned index, unsigned gpu, struct st
 
     (void)a;
     snprintf(name, sizeof(name), "MIG %s", p->name);
-    printf("| %3u  %-20s%2u       %2u          %u:%u     |\n", index, name, p->id, gi->id, gi->start, p->mem_slices);
+    printf("| %3u  %-20s%2u       %2u          %u:%u     |\n", index, name, p->id, gi->id, gi->start,
+           p->mem_slices);
     puts(gi_rule);
     return 0;
 }
@@ -138,7 +142,8 @@ static int show_ci(const struct args *a, unsigned index, unsigned gpu, struct st
         "| GPU     GPU       Name             Profile   Instance   Placement  |",
         "|       Instance                       ID        ID       Start:Size |",
         "|         ID                                                         |",
-        "|====================================================================|", NULL};
+        "|====================================================================|",
+        NULL};
     const struct mig_profile *p = gi_profile(&st.gpus[gpu], gi);
     char name[64], text[80];
 
@@ -151,14 +156,15 @@ static int show_ci(const struct args *a, unsigned index, unsigned gpu, struct st
             table_text(head);
         ci_profile_name(p, ci->profile, name, sizeof(name));
         snprintf(text, sizeof(text), "MIG %s", name);
-        printf("| %3u     %2u       %-20s %-3u       %2u       %4u:%u     |\n", index, gi->id, text, ci->profile, ci->id,
-               ci->start, ci_profile_slices[ci->profile]);
+        printf("| %3u     %2u       %-20s %-3u       %2u       %4u:%u     |\n", index, gi->id, text,
+               ci->profile, ci->id, ci->start, ci_profile_slices[ci->profile]);
         puts(ci_rule);
     }
     return 0;
 }
 
-static const char cip_rule[] = "+--------------------------------------------------------------------------------------+";
+static const char cip_rule[] =
+    "+--------------------------------------------------------------------------------------+";
 
 static int show_ci_profiles(const struct args *a, unsigned index, unsigned gpu, struct st_gi *gi)
 {
@@ -172,10 +178,11 @@ static int show_ci_profiles(const struct args *a, unsigned index, unsigned gpu, 
         ci_profile_name(p, i, name, sizeof(name));
         snprintf(text, sizeof(text), "MIG %s", name);
         snprintf(id, sizeof(id), "%u%s", i, i == ci_profile_default(p) ? "*" : "");
-        printf("| %3u     %2u       %-20s %2s%s     %u/%-6u      %3u       %2u   %3u   %3u   |\n", index, gi->id, text, id,
-               id[1] ? "" : " ", ci_remaining(&st.gpus[gpu], gi, i), ci_profile_max(p, i), ci_profile_sm(p, i), p->dec,
-               p->enc, p->ofa);
-        printf("|                                                                     %2u   %3u         |\n", p->ce, p->jpeg);
+        printf("| %3u     %2u       %-20s %2s%s     %u/%-6u      %3u       %2u   %3u   %3u   |\n", index,
+               gi->id, text, id, id[1] ? "" : " ", ci_remaining(&st.gpus[gpu], gi, i), ci_profile_max(p, i),
+               ci_profile_sm(p, i), p->dec, p->enc, p->ofa);
+        printf("|                                                                     %2u   %3u         |\n",
+               p->ce, p->jpeg);
         puts(cip_rule);
     }
     return 0;
@@ -219,16 +226,20 @@ static int make_ci(unsigned index, unsigned gpu, unsigned gi, int profile, const
     rc = profile < 0 ? NV_INVALID : ci_create(gpu, gi, (unsigned)profile, -1, &id);
     if (rc) {
         if (text)
-            printf("Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %s: %s\n", index, gi,
-                   text, result_text(rc));
+            printf(
+                "Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %s: %s\n",
+                index, gi, text, result_text(rc));
         else
-            printf("Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %d: %s\n", index, gi,
-                   profile, result_text(rc));
+            printf(
+                "Unable to create a compute instance on GPU %2u GPU instance ID %2u using profile %d: %s\n",
+                index, gi, profile, result_text(rc));
         return rc;
     }
-    ci_profile_name(gi_profile(&st.gpus[gpu], gi_find(&st.gpus[gpu], gi)), (unsigned)profile, name, sizeof(name));
-    printf("Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile MIG %s (ID %2d)\n", id,
-           index, gi, name, profile);
+    ci_profile_name(gi_profile(&st.gpus[gpu], gi_find(&st.gpus[gpu], gi)), (unsigned)profile, name,
+                    sizeof(name));
+    printf("Successfully created compute instance ID %2u on GPU %2u GPU instance ID %2u using profile MIG %s "
+           "(ID %2d)\n",
+           id, index, gi, name, profile);
     return 0;
 }
 
@@ -253,7 +264,8 @@ static int make_gi(unsigned index, unsigned gpu, char *tuple, int with_ci)
     if (rc) {
         if (profile >= 0)
             snprintf(tuple, strlen(tuple) + 1, "%u", c->profiles[profile].id);
-        printf("Unable to create a GPU instance on GPU %2u using profile %s: %s\n", index, tuple, result_text(rc));
+        printf("Unable to create a GPU instance on GPU %2u using profile %s: %s\n", index, tuple,
+               result_text(rc));
         return rc;
     }
     printf("Successfully created GPU instance ID %2u on GPU %2u using profile MIG %s (ID %2u)\n", id, index,
@@ -333,11 +345,12 @@ static int destroy_cis(const struct args *a, unsigned index, unsigned gpu, struc
         cis_found++;
         rc = ci_destroy(gpu, gi_id, id);
         if (rc) {
-            printf("Unable to destroy compute instance ID %2u from GPU %2u GPU instance ID %2u: %s\n", id, index, gi_id,
-                   result_text(rc));
+            printf("Unable to destroy compute instance ID %2u from GPU %2u GPU instance ID %2u: %s\n", id,
+                   index, gi_id, result_text(rc));
             return rc;
         }
-        printf("Successfully destroyed compute instance ID %2u from GPU %2u GPU instance ID %2u\n", id, index, gi_id);
+        printf("Successfully destroyed compute instance ID %2u from GPU %2u GPU instance ID %2u\n", id, index,
+               gi_id);
     }
     return 0;
 }
@@ -382,7 +395,8 @@ static int parse(int argc, char **argv, struct args *a)
             if (!value && i + 1 < argc)
                 value = argv[++i];
             if (!value) {
-                printf("ERROR: Option %s requires an argument. Please run 'nvidia-smi mig -h' for help.\n\n", argv[i]);
+                printf("ERROR: Option %s requires an argument. Please run 'nvidia-smi mig -h' for help.\n\n",
+                       argv[i]);
                 return 2;
             }
             if (k == 0)
@@ -447,14 +461,16 @@ int command_mig(int argc, char **argv)
                                           "| GPU instances:                                        |",
                                           "| GPU   Name             Profile  Instance   Placement  |",
                                           "|                          ID       ID       Start:Size |",
-                                          "|=======================================================|", NULL};
+                                          "|=======================================================|",
+                                          NULL};
     static const char *const cip_head[] = {
         cip_rule,
         "| Compute instance profiles:                                                           |",
         "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |",
         "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |",
         "|         ID                                                          CE    JPEG       |",
-        "|======================================================================================|", NULL};
+        "|======================================================================================|",
+        NULL};
     struct args a = {0};
     struct selection s;
     int rc = parse(argc, argv, &a);

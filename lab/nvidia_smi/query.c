@@ -24,11 +24,11 @@ struct field {
     const char *fixed;
 };
 
-#define VALUE(function, format, ...)                                                                           \
-    static void function(const struct row *r, char *out, size_t size)                                          \
-    {                                                                                                          \
-        (void)r;                                                                                               \
-        snprintf(out, size, format, __VA_ARGS__);                                                              \
+#define VALUE(function, format, ...)                                                                         \
+    static void function(const struct row *r, char *out, size_t size)                                        \
+    {                                                                                                        \
+        (void)r;                                                                                             \
+        snprintf(out, size, format, __VA_ARGS__);                                                            \
     }
 
 VALUE(v_timestamp, "%s.000", timestamp("%Y/%m/%d %H:%M:%S"))
@@ -104,10 +104,10 @@ static void memory(const struct row *r, int what, char *out, size_t size)
     snprintf(out, size, "%u", mib_up(what < 3 ? m[what] : m[0] - m[1] - m[2]));
 }
 
-#define MEMORY(function, what)                                                                                 \
-    static void function(const struct row *r, char *out, size_t size)                                          \
-    {                                                                                                          \
-        memory(r, what, out, size);                                                                            \
+#define MEMORY(function, what)                                                                               \
+    static void function(const struct row *r, char *out, size_t size)                                        \
+    {                                                                                                        \
+        memory(r, what, out, size);                                                                          \
     }
 
 MEMORY(v_total, 0)

@@ -15,15 +15,14 @@ struct selection {
     unsigned n, gpu[MAX_GPUS], index[MAX_GPUS];
 };
 
-/* ids: comma list of indices, UUIDs or PCI bus IDs; NULL: all visible. Returns the exit status, 0 if some were found. */
+/* ids: comma list of indices, UUIDs or PCI bus IDs; NULL: all visible. Returns the exit status, 0 if some
+ * were found. */
 int select_gpus(const char *ids, struct selection *s);
 int open_silicon(void); /* 0, or the exit status having said why */
 void bus_id_text(unsigned gpu, char out[24]);
 const char *timestamp(const char *format);
 int lost_check(const struct selection *s); /* says so and returns the exit status if one is lost */
 unsigned mib_up(unsigned long long bytes);
-void gpu_memory(unsigned gpu, unsigned long long *total, unsigned long long *reserved, unsigned long long *used);
-unsigned instance_used_mib(unsigned gpu, const struct st_gi *gi);
 
 /* MIG devices of a GPU in the order of -L; returns 0 past the last. */
 int mig_at(unsigned gpu, unsigned n, struct st_gi **gi, struct st_ci **ci);

@@ -6,14 +6,16 @@
 
 #define MIB (1024ull * 1024)
 
-static const char rule[] = "+-----------------------------------------+------------------------+----------------------+\n";
-static const char wide[] = "+-----------------------------------------------------------------------------------------+\n";
+static const char rule[] =
+    "+-----------------------------------------+------------------------+----------------------+\n";
+static const char wide[] =
+    "+-----------------------------------------------------------------------------------------+\n";
 
 static void head(FILE *out)
 {
     fprintf(out, "%s\n%s", timestamp("%a %b %e %H:%M:%S %Y       "), wide);
-    fprintf(out, "| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %-8s |\n", st.driver_version, st.driver_version,
-            CUDA_VERSION);
+    fprintf(out, "| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %-8s |\n", st.driver_version,
+            st.driver_version, CUDA_VERSION);
     fputs(rule, out);
     fputs("| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
           "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"
@@ -43,8 +45,9 @@ static void gpu_rows(unsigned index, unsigned gpu, FILE *out)
     gpu_memory(gpu, &total, &reserved, &used);
     fprintf(out, "| %3u  %-26s%7s  |   %s Off |%21s |\n", index, c->name, g->persistence ? "On" : "Off", bus,
             g->mig_current ? "On" : "0");
-    fprintf(out, "| N/A   %2dC    P0%15dW / %4uW | %7uMiB / %6uMiB |%8s%13s |\n", c->idle_c, c->idle_w, c->power_w,
-            mib_up(used), mib_up(total), g->mig_current ? "N/A" : "0%", modes[g->compute_mode & 3]);
+    fprintf(out, "| N/A   %2dC    P0%15dW / %4uW | %7uMiB / %6uMiB |%8s%13s |\n", c->idle_c, c->idle_w,
+            c->power_w, mib_up(used), mib_up(total), g->mig_current ? "N/A" : "0%",
+            modes[g->compute_mode & 3]);
     fprintf(out, "|                                         |                        |%21s |\n", mig_text(g));
     fputs(rule, out);
 }
@@ -59,12 +62,14 @@ static void mig_rows(unsigned index, unsigned gpu, unsigned *shown, FILE *out)
         const struct mig_profile *p = gi_profile(&st.gpus[gpu], gi);
 
         ++*shown;
-        fprintf(out, "| %2u  %3u  %2u  %2u  | %15uMiB / %5uMiB    | %2u      0 | %2u  %2u   %2u   %2u   %2u |\n", index, gi->id,
-                ci->id, n, instance_used_mib(gpu, gi), p->memory_mib, ci_profile_sm(p, ci->profile), p->ce, p->enc, p->dec,
-                p->ofa, p->jpeg);
+        fprintf(out,
+                "| %2u  %3u  %2u  %2u  | %15uMiB / %5uMiB    | %2u      0 | %2u  %2u   %2u   %2u   %2u |\n",
+                index, gi->id, ci->id, n, instance_used_mib(gpu, gi), p->memory_mib,
+                ci_profile_sm(p, ci->profile), p->ce, p->enc, p->dec, p->ofa, p->jpeg);
         fprintf(out, "|                  | %15uMiB / %5uMiB    |           |                       |\n", 0,
                 c->mig_bar1_mib * p->mem_slices);
-        fputs("+------------------+----------------------------------+-----------+-----------------------+\n", out);
+        fputs("+------------------+----------------------------------+-----------+-----------------------+\n",
+              out);
     }
 }
 
@@ -112,7 +117,9 @@ int command_table(const struct selection *s, FILE *out)
         for (unsigned i = 0; i < s->n; i++)
             mig_rows(s->index[i], s->gpu[i], &shown, out);
         if (!shown) {
-            fputs("|  No MIG devices found                                                                   |\n", out);
+            fputs("|  No MIG devices found                                                                   "
+                  "|\n",
+                  out);
             fputs(wide, out);
         }
         fputc('\n', out);
@@ -127,7 +134,8 @@ int command_table(const struct selection *s, FILE *out)
     for (unsigned i = 0; i < s->n; i++)
         process_rows(s->index[i], s->gpu[i], &shown, out);
     if (!shown)
-        fputs("|  No running processes found                                                             |\n", out);
+        fputs("|  No running processes found                                                             |\n",
+              out);
     fputs(wide, out);
     return 0;
 }

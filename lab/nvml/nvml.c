@@ -50,14 +50,14 @@ static int enter(void)
 }
 
 /* Every entry point is alone in here, and looks at the newest state. */
-#define LOCKED                                                                                                 \
-    int locked_ __attribute__((cleanup(unlock))) = enter();                                                    \
+#define LOCKED                                                                                               \
+    int locked_ __attribute__((cleanup(unlock))) = enter();                                                  \
     (void)locked_
-#define ENTER                                                                                                  \
-    LOCKED;                                                                                                    \
-    if (!initialised)                                                                                          \
-        return NV_UNINITIALIZED;                                                                                \
-    if (state_read() != 0)                                                                                     \
+#define ENTER                                                                                                \
+    LOCKED;                                                                                                  \
+    if (!initialised)                                                                                        \
+        return NV_UNINITIALIZED;                                                                             \
+    if (state_read() != 0)                                                                                   \
     return NV_UNKNOWN
 
 /* ---- handles ---- */
@@ -110,19 +110,19 @@ static int resolve(const struct handle *h, struct target *t)
     return t->ci ? NV_OK : NV_NOT_FOUND;
 }
 
-#define DEVICE(device)                                                                                         \
-    struct target t;                                                                                           \
-    ENTER;                                                                                                     \
-    int rc_ = known(device) && (device)->kind > K_MIG ? NV_INVALID : resolve(device, &t);                       \
-    if (rc_ != NV_OK)                                                                                           \
+#define DEVICE(device)                                                                                       \
+    struct target t;                                                                                         \
+    ENTER;                                                                                                   \
+    int rc_ = known(device) && (device)->kind > K_MIG ? NV_INVALID : resolve(device, &t);                    \
+    if (rc_ != NV_OK)                                                                                        \
     return rc_
 /* For what only a whole GPU has. */
-#define WHOLE_GPU(device)                                                                                      \
-    DEVICE(device);                                                                                            \
-    if (t.ci)                                                                                                  \
+#define WHOLE_GPU(device)                                                                                    \
+    DEVICE(device);                                                                                          \
+    if (t.ci)                                                                                                \
     return NV_UNSUPPORTED
-#define NEED(pointer)                                                                                          \
-    if (!(pointer))                                                                                            \
+#define NEED(pointer)                                                                                        \
+    if (!(pointer))                                                                                          \
     return NV_INVALID
 
 /* ---- library ---- */
@@ -234,8 +234,8 @@ static int visible_gpu(unsigned n, unsigned *gpu)
 }
 
 /*
- * The process now has the GPU open. On the node it is a monitor (nvidia-smi itself is too brief to be one); in a
- * pod it is there to compute, on whatever the pod was given.
+ * The process now has the GPU open. On the node it is a monitor (nvidia-smi itself is too brief to be one);
+ * in a pod it is there to compute, on whatever the pod was given.
  */
 static int opened(unsigned gpu)
 {
@@ -414,37 +414,37 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
     return NV_NOT_FOUND;
 }
 
-#define NUMBER(function, expression)                                                                           \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *out);                                                 \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                  \
-    {                                                                                                          \
-        WHOLE_GPU(device);                                                                                     \
-        NEED(out);                                                                                             \
-        *out = (expression);                                                                                   \
-        return NV_OK;                                                                                           \
+#define NUMBER(function, expression)                                                                         \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *out);                                               \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                \
+    {                                                                                                        \
+        WHOLE_GPU(device);                                                                                   \
+        NEED(out);                                                                                           \
+        *out = (expression);                                                                                 \
+        return NV_OK;                                                                                        \
     }
-#define SHARED_NUMBER(function, expression)                                                                    \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *out);                                                 \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                  \
-    {                                                                                                          \
-        DEVICE(device);                                                                                        \
-        NEED(out);                                                                                             \
-        *out = (expression);                                                                                   \
-        return NV_OK;                                                                                           \
+#define SHARED_NUMBER(function, expression)                                                                  \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *out);                                               \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                \
+    {                                                                                                        \
+        DEVICE(device);                                                                                      \
+        NEED(out);                                                                                           \
+        *out = (expression);                                                                                 \
+        return NV_OK;                                                                                        \
     }
-#define TEXT(function, expression)                                                                             \
-    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length);                                    \
-    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length)                                     \
-    {                                                                                                          \
-        WHOLE_GPU(device);                                                                                     \
-        return text_out(out, length, (expression));                                                            \
+#define TEXT(function, expression)                                                                           \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length);                                  \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned length)                                   \
+    {                                                                                                        \
+        WHOLE_GPU(device);                                                                                   \
+        return text_out(out, length, (expression));                                                          \
     }
-#define UNSUPPORTED(function)                                                                                  \
-    nvmlReturn_t function(nvmlDevice_t device);                                                                \
-    nvmlReturn_t function(nvmlDevice_t device)                                                                 \
-    {                                                                                                          \
-        DEVICE(device);                                                                                        \
-        return NV_UNSUPPORTED;                                                                                  \
+#define UNSUPPORTED(function)                                                                                \
+    nvmlReturn_t function(nvmlDevice_t device);                                                              \
+    nvmlReturn_t function(nvmlDevice_t device)                                                               \
+    {                                                                                                        \
+        DEVICE(device);                                                                                      \
+        return NV_UNSUPPORTED;                                                                               \
     }
 
 SHARED_NUMBER(nvmlDeviceGetMinorNumber, t.g->minor)
@@ -600,20 +600,13 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 static void memory_of(const struct target *t, unsigned long long *total, unsigned long long *reserved,
                       unsigned long long *used)
 {
-    if (t->gi) {
-        *total = t->profile->memory_mib * MIB;
-        *reserved = 0;
-        *used = (instance_idle_mib(t->profile) + processes_mib(t->gpu, t->gi->id, NO_ID)) * MIB;
-    } else {
-        *total = t->card->memory_bytes;
-        *reserved = t->card->reserved_bytes;
-        *used = processes_mib(t->gpu, NO_ID, NO_ID) * MIB;
-        for (int i = 0; i < MAX_GIS; i++)
-            if (t->g->gi[i].used)
-                *used += instance_idle_mib(gi_profile(t->g, &t->g->gi[i])) * MIB;
+    if (!t->gi) {
+        gpu_memory(t->gpu, total, reserved, used);
+        return;
     }
-    if (*used > *total - *reserved)
-        *used = *total - *reserved;
+    *total = t->profile->memory_mib * MIB;
+    *reserved = 0;
+    *used = instance_used_mib(t->gpu, t->gi) * MIB;
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
@@ -664,17 +657,17 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NV_OK;
 }
 
-#define ENGINE_UTILIZATION(function)                                                                           \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *percent, unsigned *period);                           \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *percent, unsigned *period)                            \
-    {                                                                                                          \
-        WHOLE_GPU(device);                                                                                     \
-        NEED(percent &&period);                                                                                \
-        if (t.g->mig_current)                                                                                  \
-            return NV_UNSUPPORTED;                                                                              \
-        *percent = 0;                                                                                          \
-        *period = 167000;                                                                                      \
-        return NV_OK;                                                                                           \
+#define ENGINE_UTILIZATION(function)                                                                         \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *percent, unsigned *period);                         \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *percent, unsigned *period)                          \
+    {                                                                                                        \
+        WHOLE_GPU(device);                                                                                   \
+        NEED(percent &&period);                                                                              \
+        if (t.g->mig_current)                                                                                \
+            return NV_UNSUPPORTED;                                                                           \
+        *percent = 0;                                                                                        \
+        *period = 167000;                                                                                    \
+        return NV_OK;                                                                                        \
     }
 
 ENGINE_UTILIZATION(nvmlDeviceGetEncoderUtilization)
@@ -752,7 +745,8 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsi
     return nvmlDeviceGetCurrentClocksEventReasons(device, reasons);
 }
 
-nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *least, unsigned *most)
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *least,
+                                                          unsigned *most)
 {
     WHOLE_GPU(device);
     NEED(least && most);
@@ -846,8 +840,9 @@ static unsigned processes(const struct target *t, struct process *out, unsigned 
         if (t->ci && (c->gi != t->gi->id || c->ci != t->ci->id))
             continue;
         if (n < room)
-            out[n] = (struct process){(unsigned)pid, client_mib(i, pid), c->gi == NO_ID ? NVML_NO_INSTANCE : c->gi,
-                                      c->ci == NO_ID ? NVML_NO_INSTANCE : c->ci};
+            out[n] =
+                (struct process){(unsigned)pid, client_mib(i, pid), c->gi == NO_ID ? NVML_NO_INSTANCE : c->gi,
+                                 c->ci == NO_ID ? NVML_NO_INSTANCE : c->ci};
         n++;
     }
     return n;
@@ -875,12 +870,14 @@ static nvmlReturn_t processes_out(nvmlDevice_t device, unsigned *count, void *in
     return NV_OK;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                     nvmlProcessInfo_t *infos)
 {
     return processes_out(device, count, infos, 0);
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *infos)
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                     nvmlProcessInfo_t *infos)
 {
     return processes_out(device, count, infos, 0);
 }
@@ -891,15 +888,15 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
     return processes_out(device, count, infos, 1);
 }
 
-#define NO_PROCESSES(function)                                                                                 \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *count, void *infos);                                  \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned *count, void *infos)                                   \
-    {                                                                                                          \
-        DEVICE(device);                                                                                        \
-        (void)infos;                                                                                           \
-        NEED(count);                                                                                           \
-        *count = 0;                                                                                            \
-        return NV_OK;                                                                                           \
+#define NO_PROCESSES(function)                                                                               \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *count, void *infos);                                \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned *count, void *infos)                                 \
+    {                                                                                                        \
+        DEVICE(device);                                                                                      \
+        (void)infos;                                                                                         \
+        NEED(count);                                                                                         \
+        *count = 0;                                                                                          \
+        return NV_OK;                                                                                        \
     }
 
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
@@ -991,11 +988,15 @@ nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t mig, nvmlDeviceAttributes_t
     if (!t.ci)
         return NV_UNSUPPORTED;
     p = t.profile;
-    *a = (nvmlDeviceAttributes_t){
-        .multiprocessorCount = ci_profile_sm(p, t.ci->profile), .sharedCopyEngineCount = p->ce,
-        .sharedDecoderCount = p->dec, .sharedEncoderCount = p->enc, .sharedJpegCount = p->jpeg,
-        .sharedOfaCount = p->ofa, .gpuInstanceSliceCount = p->slices,
-        .computeInstanceSliceCount = ci_profile_slices[t.ci->profile], .memorySizeMB = p->memory_mib};
+    *a = (nvmlDeviceAttributes_t){.multiprocessorCount = ci_profile_sm(p, t.ci->profile),
+                                  .sharedCopyEngineCount = p->ce,
+                                  .sharedDecoderCount = p->dec,
+                                  .sharedEncoderCount = p->enc,
+                                  .sharedJpegCount = p->jpeg,
+                                  .sharedOfaCount = p->ofa,
+                                  .gpuInstanceSliceCount = p->slices,
+                                  .computeInstanceSliceCount = ci_profile_slices[t.ci->profile],
+                                  .memorySizeMB = p->memory_mib};
     return NV_OK;
 }
 
@@ -1042,9 +1043,17 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned p
     if (rc != NV_OK)
         return rc;
     gi_info_v2(&t.card->profiles[i], &v2);
-    *info = (nvmlGpuInstanceProfileInfo_t){
-        v2.id, v2.isP2pSupported, v2.sliceCount, v2.instanceCount, v2.multiprocessorCount, v2.copyEngineCount,
-        v2.decoderCount, v2.encoderCount, v2.jpegCount, v2.ofaCount, v2.memorySizeMB};
+    *info = (nvmlGpuInstanceProfileInfo_t){v2.id,
+                                           v2.isP2pSupported,
+                                           v2.sliceCount,
+                                           v2.instanceCount,
+                                           v2.multiprocessorCount,
+                                           v2.copyEngineCount,
+                                           v2.decoderCount,
+                                           v2.encoderCount,
+                                           v2.jpegCount,
+                                           v2.ofaCount,
+                                           v2.memorySizeMB};
     return NV_OK;
 }
 
@@ -1060,9 +1069,19 @@ static nvmlReturn_t gi_info_versioned(const struct mig_profile *p, void *info)
     } else if (version == NVML_STRUCT_VERSION(sizeof(nvmlGpuInstanceProfileInfo_v3_t), 3)) {
         nvmlGpuInstanceProfileInfo_v3_t *v3 = info;
 
-        *v3 = (nvmlGpuInstanceProfileInfo_v3_t){
-            version, v2.id, v2.sliceCount, v2.instanceCount, v2.multiprocessorCount, v2.copyEngineCount,
-            v2.decoderCount, v2.encoderCount, v2.jpegCount, v2.ofaCount, v2.memorySizeMB, "", 0};
+        *v3 = (nvmlGpuInstanceProfileInfo_v3_t){version,
+                                                v2.id,
+                                                v2.sliceCount,
+                                                v2.instanceCount,
+                                                v2.multiprocessorCount,
+                                                v2.copyEngineCount,
+                                                v2.decoderCount,
+                                                v2.encoderCount,
+                                                v2.jpegCount,
+                                                v2.ofaCount,
+                                                v2.memorySizeMB,
+                                                "",
+                                                0};
         memcpy(v3->name, v2.name, sizeof(v3->name));
     } else {
         return NV_VERSION;
@@ -1161,7 +1180,8 @@ nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned id, nvmlG
 }
 
 nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned id,
-                                                      const nvmlPlacement_t *placement, nvmlGpuInstance_t *instance)
+                                                      const nvmlPlacement_t *placement,
+                                                      nvmlGpuInstance_t *instance)
 {
     NEED(placement);
     return gi_create_at(device, id, (int)placement->start, instance);
@@ -1199,18 +1219,19 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned id, nvml
     return *instance ? NV_OK : NV_UNKNOWN;
 }
 
-#define INSTANCE(instance, wanted)                                                                             \
-    struct target t;                                                                                           \
-    ENTER;                                                                                                     \
-    int rc_ = known(instance) && (instance)->kind != (wanted) ? NV_INVALID : resolve(instance, &t);             \
-    if (rc_ != NV_OK)                                                                                           \
+#define INSTANCE(instance, wanted)                                                                           \
+    struct target t;                                                                                         \
+    ENTER;                                                                                                   \
+    int rc_ = known(instance) && (instance)->kind != (wanted) ? NV_INVALID : resolve(instance, &t);          \
+    if (rc_ != NV_OK)                                                                                        \
     return rc_
 
 nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
 {
     INSTANCE(instance, K_GI);
     NEED(info);
-    *info = (nvmlGpuInstanceInfo_t){.device = intern(K_GPU, t.gpu, 0, 0), .id = t.gi->id,
+    *info = (nvmlGpuInstanceInfo_t){.device = intern(K_GPU, t.gpu, 0, 0),
+                                    .id = t.gi->id,
                                     .profileId = t.profile->id,
                                     .placement = {t.gi->start, t.profile->mem_slices}};
     return NV_OK;
@@ -1239,11 +1260,15 @@ static nvmlReturn_t ci_info(nvmlGpuInstance_t instance, unsigned profile, unsign
     rc = ci_profile_find(t.profile, profile);
     if (rc != NV_OK)
         return rc;
-    *info = (nvmlComputeInstanceProfileInfo_t){
-        .id = profile, .sliceCount = ci_profile_slices[profile], .instanceCount = ci_profile_max(t.profile, profile),
-        .multiprocessorCount = ci_profile_sm(t.profile, profile), .sharedCopyEngineCount = t.profile->ce,
-        .sharedDecoderCount = t.profile->dec, .sharedEncoderCount = t.profile->enc,
-        .sharedJpegCount = t.profile->jpeg, .sharedOfaCount = t.profile->ofa};
+    *info = (nvmlComputeInstanceProfileInfo_t){.id = profile,
+                                               .sliceCount = ci_profile_slices[profile],
+                                               .instanceCount = ci_profile_max(t.profile, profile),
+                                               .multiprocessorCount = ci_profile_sm(t.profile, profile),
+                                               .sharedCopyEngineCount = t.profile->ce,
+                                               .sharedDecoderCount = t.profile->dec,
+                                               .sharedEncoderCount = t.profile->enc,
+                                               .sharedJpegCount = t.profile->jpeg,
+                                               .sharedOfaCount = t.profile->ofa};
     if (name) {
         ci_profile_name(t.profile, profile, text, sizeof(text));
         snprintf(name, 96, "MIG %s", text);
@@ -1252,7 +1277,8 @@ static nvmlReturn_t ci_info(nvmlGpuInstance_t instance, unsigned profile, unsign
 }
 
 nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t instance, unsigned profile,
-                                                          unsigned engine, nvmlComputeInstanceProfileInfo_t *info)
+                                                          unsigned engine,
+                                                          nvmlComputeInstanceProfileInfo_t *info)
 {
     NEED(info);
     return ci_info(instance, profile, engine, info, NULL);
@@ -1305,7 +1331,8 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance
     return NV_OK;
 }
 
-static nvmlReturn_t ci_create_at(nvmlGpuInstance_t instance, unsigned profile, int start, nvmlComputeInstance_t *out)
+static nvmlReturn_t ci_create_at(nvmlGpuInstance_t instance, unsigned profile, int start,
+                                 nvmlComputeInstance_t *out)
 {
     unsigned ci;
     int rc;
@@ -1369,9 +1396,11 @@ nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t instance, nvmlC
 {
     INSTANCE(instance, K_CI);
     NEED(info);
-    *info = (nvmlComputeInstanceInfo_t){
-        .device = intern(K_GPU, t.gpu, 0, 0), .gpuInstance = intern(K_GI, t.gpu, t.gi->id, 0), .id = t.ci->id,
-        .profileId = t.ci->profile, .placement = {t.ci->start, ci_profile_slices[t.ci->profile]}};
+    *info = (nvmlComputeInstanceInfo_t){.device = intern(K_GPU, t.gpu, 0, 0),
+                                        .gpuInstance = intern(K_GI, t.gpu, t.gi->id, 0),
+                                        .id = t.ci->id,
+                                        .profileId = t.ci->profile,
+                                        .placement = {t.ci->start, ci_profile_slices[t.ci->profile]}};
     return NV_OK;
 }
 

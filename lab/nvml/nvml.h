@@ -65,8 +65,8 @@ typedef struct {
 } nvmlProcessUtilizationSample_t;
 
 typedef struct {
-    unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount,
-        encoderCount, jpegCount, ofaCount;
+    unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount,
+        decoderCount, encoderCount, jpegCount, ofaCount;
     unsigned long long memorySizeMB;
 } nvmlGpuInstanceProfileInfo_t;
 

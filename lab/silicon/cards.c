@@ -7,14 +7,36 @@
 #define MIB (1024ull * 1024)
 
 /* Placements. 8-slice cards have 8 memory and 7 compute slices; the A30 has 4 of each. */
-#define P8_1 {0, 1, 2, 3, 4, 5, 6, -1}
-#define P8_2 {0, 2, 4, -1}
-#define P8_2R {0, 2, 4, 6, -1}
-#define P8_4 {0, 4, -1}
-#define P_0 {0, -1}
-#define P4_1 {0, 1, 2, 3, -1}
-#define P4_2 {0, 2, -1}
+#define P8_1                                                                                                 \
+    {                                                                                                        \
+        0, 1, 2, 3, 4, 5, 6, -1                                                                              \
+    }
+#define P8_2                                                                                                 \
+    {                                                                                                        \
+        0, 2, 4, -1                                                                                          \
+    }
+#define P8_2R                                                                                                \
+    {                                                                                                        \
+        0, 2, 4, 6, -1                                                                                       \
+    }
+#define P8_4                                                                                                 \
+    {                                                                                                        \
+        0, 4, -1                                                                                             \
+    }
+#define P_0                                                                                                  \
+    {                                                                                                        \
+        0, -1                                                                                                \
+    }
+#define P4_1                                                                                                 \
+    {                                                                                                        \
+        0, 1, 2, 3, -1                                                                                       \
+    }
+#define P4_2                                                                                                 \
+    {                                                                                                        \
+        0, 2, -1                                                                                             \
+    }
 
+// clang-format off
 static const struct card cards[] = {
     {
         .key = "A30", .name = "NVIDIA A30", .arch_name = "Ampere", .arch = ARCH_AMPERE,
@@ -123,6 +145,7 @@ static const struct card cards[] = {
         .idle_w = 10, .idle_c = 36, .remap_banks = 0,
     },
 };
+// clang-format on
 
 const struct card *card_at(unsigned i)
 {

@@ -9,6 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MIB (1024ull * 1024)
+#define CONTEXT_BYTES 8454144 /* what a real H200 used beyond its one process's memory */
+
 const char *result_text(int r)
 {
     static const char *const texts[] = {
@@ -68,8 +71,8 @@ void uuid_make(const char *text, unsigned version, uint8_t out[16])
 
 void uuid_text(const char *prefix, const uint8_t u[16], char out[48])
 {
-    snprintf(out, 48, "%s%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, u[0], u[1],
-             u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    snprintf(out, 48, "%s%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, u[0],
+             u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }
 
 unsigned gi_minor(unsigned gpu_minor, unsigned gi)
@@ -153,7 +156,8 @@ int gpu_busy(unsigned gpu)
 
 static int client_on(const struct st_client *c, unsigned gpu, unsigned gi, unsigned ci)
 {
-    return c->used && c->compute && c->gpu == gpu && (gi == NO_ID || c->gi == gi) && (ci == NO_ID || c->ci == ci);
+    return c->used && c->compute && c->gpu == gpu && (gi == NO_ID || c->gi == gi) &&
+           (ci == NO_ID || c->ci == ci);
 }
 
 int instance_busy(unsigned gpu, unsigned gi, unsigned ci)
@@ -185,11 +189,6 @@ unsigned client_mib(unsigned client, pid_t pid)
     return (unsigned)(pages * (unsigned long)sysconf(_SC_PAGESIZE) >> 20);
 }
 
-unsigned instance_idle_mib(const struct mig_profile *p)
-{
-    return p->mem_slices * 12;
-}
-
 unsigned processes_mib(unsigned gpu, unsigned gi, unsigned ci)
 {
     unsigned sum = 0;
@@ -199,6 +198,34 @@ unsigned processes_mib(unsigned gpu, unsigned gi, unsigned ci)
         if (client_on(&st.clients[i], gpu, gi, ci) && client_alive(i, &pid))
             sum += client_mib(i, pid);
     return sum;
+}
+
+/* An instance shows 12 MiB for each memory slice as used while nothing runs in it. */
+unsigned instance_used_mib(unsigned gpu, const struct st_gi *gi)
+{
+    const struct mig_profile *p = gi_profile(&st.gpus[gpu], gi);
+    unsigned used = p->mem_slices * 12 + processes_mib(gpu, gi->id, NO_ID);
+
+    return used < p->memory_mib ? used : p->memory_mib;
+}
+
+void gpu_memory(unsigned gpu, unsigned long long *total, unsigned long long *reserved,
+                unsigned long long *used)
+{
+    const struct st_gpu *g = &st.gpus[gpu];
+    unsigned mib = 0;
+
+    *total = gpu_card(g)->memory_bytes;
+    *reserved = gpu_card(g)->reserved_bytes;
+    *used = 0;
+    if (g->mig_current)
+        for (int i = 0; i < MAX_GIS; i++)
+            mib += g->gi[i].used ? instance_used_mib(gpu, &g->gi[i]) : 0;
+    else if ((mib = processes_mib(gpu, NO_ID, NO_ID)) > 0)
+        *used = CONTEXT_BYTES;
+    *used += mib * MIB;
+    if (*used > *total - *reserved)
+        *used = *total - *reserved;
 }
 
 void process_name(pid_t pid, const char *fallback, char *out, unsigned size)
@@ -297,7 +324,8 @@ unsigned ci_remaining(const struct st_gpu *g, const struct st_gi *gi, unsigned c
     return count;
 }
 
-/* Instances are numbered like a heap over the memory slices: 0 is the whole, 1 and 2 the halves, and so on. */
+/* Instances are numbered like a heap over the memory slices: 0 is the whole, 1 and 2 the halves, and so on.
+ */
 static unsigned gi_number(const struct card *c, const struct mig_profile *p, unsigned start)
 {
     unsigned parts = c->mem_slices / p->mem_slices, i = start / p->mem_slices;
@@ -439,8 +467,8 @@ int gi_create(unsigned gpu, unsigned profile, int start, unsigned *id)
     while (g->gi[slot].used)
         slot++;
     *id = gi_number(c, p, (unsigned)at);
-    g->gi[slot] = (struct st_gi){
-        .used = 1, .id = (uint8_t)*id, .profile = (uint8_t)profile, .start = (uint8_t)at};
+    g->gi[slot] =
+        (struct st_gi){.used = 1, .id = (uint8_t)*id, .profile = (uint8_t)profile, .start = (uint8_t)at};
     st.layout++;
     return change_end(NV_OK);
 }

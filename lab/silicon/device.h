@@ -36,10 +36,13 @@ const struct mig_profile *gi_profile(const struct st_gpu *g, const struct st_gi 
 
 /* Is the GPU (or, with gi/ci, that instance) held by anybody but this process? */
 int gpu_busy(unsigned gpu);
-int instance_busy(unsigned gpu, unsigned gi, unsigned ci); /* ci NO_ID: any of that GPU instance */
+int instance_busy(unsigned gpu, unsigned gi, unsigned ci);      /* ci NO_ID: any of that GPU instance */
 unsigned processes_mib(unsigned gpu, unsigned gi, unsigned ci); /* memory its compute processes use */
+/* Memory of a GPU in bytes, as nvidia-smi counts it. */
+void gpu_memory(unsigned gpu, unsigned long long *total, unsigned long long *reserved,
+                unsigned long long *used);
+unsigned instance_used_mib(unsigned gpu, const struct st_gi *gi);
 unsigned client_mib(unsigned client, pid_t pid);
-unsigned instance_idle_mib(const struct mig_profile *p); /* what an instance shows as used while nothing runs in it */
 /* The name of a process, as short as nvidia-smi shows it. */
 void process_name(pid_t pid, const char *fallback, char *out, unsigned size);
 

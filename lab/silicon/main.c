@@ -22,7 +22,8 @@ static const char usage[] =
     "\n"
     "  lab-silicon init --cards A30[,H200...] [--root DIR] [--bin DIR] [--link-host]\n"
     "                   [--driver-version V] [--boot-id TEXT] [--seed TEXT]\n"
-    "      Make the driver root, and the state if it is not there. A new boot id applies what a reboot does.\n"
+    "      Make the driver root, and the state if it is not there. A new boot id applies what a reboot "
+    "does.\n"
     "      Cards: A30 A100-40 A100-80 H100 H200 T4. --bin: where nvidia-smi and libnvidia-ml.so.1 lie\n"
     "      (default: beside this program). --link-host: put them also into this system's own paths.\n"
     "  lab-silicon show [--json]\n"
@@ -59,7 +60,8 @@ struct options {
     long gpu, gi, ci, memory, seconds;
 };
 
-/* A boot of this node: the kernel's, and the start of the first process (containers restart under one kernel). */
+/* A boot of this node: the kernel's, and the start of the first process (containers restart under one
+ * kernel). */
 static void boot_id(char *out, size_t size)
 {
     char kernel[64] = "", line[1024] = "", *p;
@@ -242,8 +244,9 @@ static void show_client(unsigned i, pid_t pid, int json, int first)
     for (char *p = name; *p; p++)
         if (*p == '"' || *p == '\\' || (unsigned char)*p < ' ')
             *p = '?';
-    printf("%s{\"pid\": %d, \"name\": \"%s\", \"compute\": %s, \"gi\": %s, \"ci\": %s}", first ? "" : ", ", (int)pid,
-           name, c->compute ? "true" : "false", c->gi == NO_ID ? "null" : gi, c->ci == NO_ID ? "null" : ci);
+    printf("%s{\"pid\": %d, \"name\": \"%s\", \"compute\": %s, \"gi\": %s, \"ci\": %s}", first ? "" : ", ",
+           (int)pid, name, c->compute ? "true" : "false", c->gi == NO_ID ? "null" : gi,
+           c->ci == NO_ID ? "null" : ci);
 }
 
 static void show_clients(unsigned gpu, int json)
@@ -275,14 +278,16 @@ static void show_instances(const struct st_gpu *g, int json)
                    "\"compute_instances\": [",
                    sep, gi->id, p->name, p->id, gi->start, p->mem_slices);
         else
-            printf("  GPU instance %u: %s (ID %u) at %u:%u\n", gi->id, p->name, p->id, gi->start, p->mem_slices);
+            printf("  GPU instance %u: %s (ID %u) at %u:%u\n", gi->id, p->name, p->id, gi->start,
+                   p->mem_slices);
         sep = "";
         for (int k = 0; k < MAX_CIS; k++)
             if (gi->ci[k].used) {
                 uuid_text("MIG-", gi->ci[k].uuid, uuid);
                 ci_profile_name(p, gi->ci[k].profile, name, sizeof(name));
                 if (json)
-                    printf("%s{\"ci\": %u, \"profile\": \"%s\", \"uuid\": \"%s\"}", sep, gi->ci[k].id, name, uuid);
+                    printf("%s{\"ci\": %u, \"profile\": \"%s\", \"uuid\": \"%s\"}", sep, gi->ci[k].id, name,
+                           uuid);
                 else
                     printf("    compute instance %u: %s %s\n", gi->ci[k].id, name, uuid);
                 sep = ", ";
@@ -298,7 +303,8 @@ static int do_show(const struct options *o)
     char uuid[48], faults[128];
 
     if (o->json)
-        printf("{\"silicon\": \"emulated\", \"driver_version\": \"%s\", \"state\": \"%s\", \"generation\": %llu, "
+        printf("{\"silicon\": \"emulated\", \"driver_version\": \"%s\", \"state\": \"%s\", \"generation\": "
+               "%llu, "
                "\"gpus\": [",
                st.driver_version, place.file, (unsigned long long)state_generation());
     else
@@ -311,7 +317,8 @@ static int do_show(const struct options *o)
         uuid_text("GPU-", g->uuid, uuid);
         faults_text(&g->faults, faults, sizeof(faults));
         if (o->json) {
-            printf("%s{\"index\": %u, \"card\": \"%s\", \"name\": \"%s\", \"uuid\": \"%s\", \"mig_current\": \"%s\", "
+            printf("%s{\"index\": %u, \"card\": \"%s\", \"name\": \"%s\", \"uuid\": \"%s\", \"mig_current\": "
+                   "\"%s\", "
                    "\"mig_pending\": \"%s\", \"faults\": \"%s\", \"instances\": [",
                    i ? ", " : "", i, g->card, gpu_card(g)->name, uuid, now, then, faults);
             show_instances(g, 1);
@@ -351,7 +358,8 @@ static void on_signal(int signal)
 
 static int do_hold(const struct options *o)
 {
-    unsigned gi = o->gi < 0 ? NO_ID : (unsigned)o->gi, ci = o->ci < 0 ? (o->gi < 0 ? NO_ID : 0) : (unsigned)o->ci;
+    unsigned gi = o->gi < 0 ? NO_ID : (unsigned)o->gi,
+             ci = o->ci < 0 ? (o->gi < 0 ? NO_ID : 0) : (unsigned)o->ci;
     struct sigaction sa = {.sa_handler = on_signal};
     struct st_gi *found;
     int rc;
@@ -424,9 +432,13 @@ static int do_fault(const struct options *o, const char *fault)
         else if (fault_is(fault, "clear"))
             memset(f, 0, sizeof(*f));
         else if (fault_is(fault, "xid") && number)
-            st.events[st.last_event % MAX_EVENTS] = (struct st_event){
-                .seq = ++st.last_event, .time = (uint64_t)time(NULL), .xid = number, .gpu = (uint8_t)i,
-                .gi = o->gi < 0 ? NO_ID : (uint8_t)o->gi, .ci = o->ci < 0 ? NO_ID : (uint8_t)o->ci};
+            st.events[st.last_event % MAX_EVENTS] =
+                (struct st_event){.seq = ++st.last_event,
+                                  .time = (uint64_t)time(NULL),
+                                  .xid = number,
+                                  .gpu = (uint8_t)i,
+                                  .gi = o->gi < 0 ? NO_ID : (uint8_t)o->gi,
+                                  .ci = o->ci < 0 ? NO_ID : (uint8_t)o->ci};
         else
             known = 0;
     }
@@ -448,12 +460,28 @@ static int number(const char *text, long *out)
 
 int main(int argc, char **argv)
 {
-    enum { O_ROOT = 1, O_CARDS, O_BIN, O_VERSION, O_BOOT, O_SEED, O_LINK, O_JSON, O_GPU, O_GI, O_CI, O_MEM, O_SEC };
+    enum {
+        O_ROOT = 1,
+        O_CARDS,
+        O_BIN,
+        O_VERSION,
+        O_BOOT,
+        O_SEED,
+        O_LINK,
+        O_JSON,
+        O_GPU,
+        O_GI,
+        O_CI,
+        O_MEM,
+        O_SEC
+    };
+    // clang-format off
     static const struct option longs[] = {
         {"root", 1, 0, O_ROOT},       {"cards", 1, 0, O_CARDS}, {"bin", 1, 0, O_BIN},   {"driver-version", 1, 0, O_VERSION},
         {"boot-id", 1, 0, O_BOOT},    {"seed", 1, 0, O_SEED},   {"link-host", 0, 0, O_LINK}, {"json", 0, 0, O_JSON},
         {"gpu", 1, 0, O_GPU},         {"gi", 1, 0, O_GI},       {"ci", 1, 0, O_CI},     {"memory", 1, 0, O_MEM},
         {"seconds", 1, 0, O_SEC},     {"help", 0, 0, 'h'},      {0, 0, 0, 0}};
+    // clang-format on
     struct options o = {.version = DRIVER_VERSION, .gpu = -1, .gi = -1, .ci = -1};
     const char *command, *env = getenv("LAB_SILICON_ROOT");
     int opt, bad = 0, rc;
@@ -461,21 +489,50 @@ int main(int argc, char **argv)
     snprintf(place.root, sizeof(place.root), "%s", env ? env : "/driver-root");
     while ((opt = getopt_long(argc, argv, "h", longs, NULL)) != -1)
         switch (opt) {
-        case O_ROOT: o.root = optarg; break;
-        case O_CARDS: o.cards = optarg; break;
-        case O_BIN: o.bin = optarg; break;
-        case O_VERSION: o.version = optarg; break;
-        case O_BOOT: o.boot = optarg; break;
-        case O_SEED: o.seed = optarg; break;
-        case O_LINK: o.link_host = 1; break;
-        case O_JSON: o.json = 1; break;
-        case O_GPU: bad |= number(optarg, &o.gpu); break;
-        case O_GI: bad |= number(optarg, &o.gi); break;
-        case O_CI: bad |= number(optarg, &o.ci); break;
-        case O_MEM: bad |= number(optarg, &o.memory); break;
-        case O_SEC: bad |= number(optarg, &o.seconds); break;
-        case 'h': fputs(usage, stdout); return 0;
-        default: return 2;
+        case O_ROOT:
+            o.root = optarg;
+            break;
+        case O_CARDS:
+            o.cards = optarg;
+            break;
+        case O_BIN:
+            o.bin = optarg;
+            break;
+        case O_VERSION:
+            o.version = optarg;
+            break;
+        case O_BOOT:
+            o.boot = optarg;
+            break;
+        case O_SEED:
+            o.seed = optarg;
+            break;
+        case O_LINK:
+            o.link_host = 1;
+            break;
+        case O_JSON:
+            o.json = 1;
+            break;
+        case O_GPU:
+            bad |= number(optarg, &o.gpu);
+            break;
+        case O_GI:
+            bad |= number(optarg, &o.gi);
+            break;
+        case O_CI:
+            bad |= number(optarg, &o.ci);
+            break;
+        case O_MEM:
+            bad |= number(optarg, &o.memory);
+            break;
+        case O_SEC:
+            bad |= number(optarg, &o.seconds);
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            return 0;
+        default:
+            return 2;
         }
     if (bad)
         return wrong("numbers are wanted for --gpu, --gi, --ci, --memory and --seconds");

@@ -84,7 +84,8 @@ static int cap_put(const char *path, unsigned minor, unsigned mode)
 {
     char text[96];
 
-    snprintf(text, sizeof(text), "DeviceFileMinor: %u\nDeviceFileMode: %u\nDeviceFileModify: 1\n", minor, mode);
+    snprintf(text, sizeof(text), "DeviceFileMinor: %u\nDeviceFileMode: %u\nDeviceFileModify: 1\n", minor,
+             mode);
     return file_put(path, text);
 }
 
@@ -270,7 +271,8 @@ static int gpu_files_put(const char *root, const struct st_gpu *g)
              "DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t 0000:%02x:%02x.0\n"
              "Device Minor: \t %u\nGPU Firmware: \t %s\nGPU Excluded:\t No\n",
              c->name, uuid, c->vbios, g->bus, g->device, g->minor, st.driver_version);
-    path_in(path, sizeof(path), root, "proc/driver/nvidia/gpus/0000:%02x:%02x.0/information", g->bus, g->device);
+    path_in(path, sizeof(path), root, "proc/driver/nvidia/gpus/0000:%02x:%02x.0/information", g->bus,
+            g->device);
     if (file_put(path, text) != 0)
         return -1;
     snprintf(name, sizeof(name), "nvidia%u", g->minor);
@@ -299,10 +301,11 @@ int root_make(const char *root, const char *bin, const char *version, int link_h
         if (gpu_files_put(root, &st.gpus[g]) != 0)
             return fail("a GPU's device node or proc files");
 
-    snprintf(text, sizeof(text),
-             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (emulated silicon)\n"
-             "GCC version:  gcc version %s\n",
-             version, __VERSION__);
+    snprintf(
+        text, sizeof(text),
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (emulated silicon)\n"
+        "GCC version:  gcc version %s\n",
+        version, __VERSION__);
     path_in(path, sizeof(path), root, "proc/driver/nvidia/version");
     if (file_put(path, text) != 0)
         return fail(path);

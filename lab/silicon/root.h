@@ -4,9 +4,11 @@
 
 #include <sys/types.h>
 
-int mkdirs(const char *path, mode_t mode);                   /* like mkdir -p */
-int root_make(const char *root, const char *bin, const char *version, int link_host); /* 0 or -1, having said why */
-void root_sync(void); /* capability files = instances in `st`; only on the node */
-void root_bind_proc(void); /* in the driver's own container: show the root's /proc files where the driver looks */
+int mkdirs(const char *path, mode_t mode); /* like mkdir -p */
+int root_make(const char *root, const char *bin, const char *version,
+              int link_host); /* 0 or -1, having said why */
+void root_sync(void);         /* capability files = instances in `st`; only on the node */
+void root_bind_proc(
+    void); /* in the driver's own container: show the root's /proc files where the driver looks */
 
 #endif

@@ -323,8 +323,13 @@ int client_hold(unsigned gpu, unsigned gi, unsigned ci, int compute, unsigned me
     }
     mine[slot] = 1;
     st.clients[slot] = (struct st_client){
-        .used = 1, .compute = compute, .gpu = gpu, .gi = gi, .ci = ci,
-        .memory_mib = memory_mib, .pid = getpid(),
+        .used = 1,
+        .compute = compute,
+        .gpu = gpu,
+        .gi = gi,
+        .ci = ci,
+        .memory_mib = memory_mib,
+        .pid = getpid(),
     };
     snprintf(st.clients[slot].name, sizeof(st.clients[slot].name), "%s", name);
     return state_commit();

@@ -1,9 +1,9 @@
 /*
  * The node's silicon in one file, shared by every process that loads the library or runs nvidia-smi.
  *
- * File: two slots, each a header and a body. A writer locks, fills the slot that is not current, body first, and
- * then its header (generation + checksum): a writer killed half-way leaves the other slot whole. Readers take no
- * lock. The file keeps its inode for ever, because pods get it as a bind mount.
+ * File: two slots, each a header and a body. A writer locks, fills the slot that is not current, body first,
+ * and then its header (generation + checksum): a writer killed half-way leaves the other slot whole. Readers
+ * take no lock. The file keeps its inode for ever, because pods get it as a bind mount.
  *
  * Who holds a GPU: each such process has a client entry and a POSIX record lock on that entry's own byte. The
  * kernel drops the lock with the process, and F_GETLK names the holder in the asker's PID namespace.
@@ -34,12 +34,12 @@ struct st_gi {
 };
 
 struct st_faults {
-    uint8_t busy;        /* held by a client nobody can name */
-    uint8_t noreset;     /* like a passed-through GPU: no reset from here, mode changes wait for a reboot */
-    uint8_t lost;        /* fell off the bus; a reboot brings it back */
+    uint8_t busy;         /* held by a client nobody can name */
+    uint8_t noreset;      /* like a passed-through GPU: no reset from here, mode changes wait for a reboot */
+    uint8_t lost;         /* fell off the bus; a reboot brings it back */
     uint8_t insufficient; /* creations fail with Insufficient Resources ... */
     uint32_t insufficient_after; /* ... after so many that still succeed */
-    uint32_t slow_ms;    /* every change takes so long */
+    uint32_t slow_ms;            /* every change takes so long */
 };
 
 struct st_gpu {
@@ -80,13 +80,13 @@ struct state {
 
 /* Where this process found its silicon. */
 struct place {
-    int admin;        /* 1: beside a driver root, everything visible; 0: a pod, only what its device nodes say */
-    char root[400];   /* admin: the driver root */
+    int admin; /* 1: beside a driver root, everything visible; 0: a pod, only what its device nodes say */
+    char root[400]; /* admin: the driver root */
     char file[512];
-    char dev[512];    /* pod: directory of the device nodes */
+    char dev[512]; /* pod: directory of the device nodes */
 };
 
-extern struct state st;    /* the state as last read */
+extern struct state st; /* the state as last read */
 extern struct place place;
 
 /* All return 0, or an errno value. One thread at a time: the library holds its own lock around every call. */
