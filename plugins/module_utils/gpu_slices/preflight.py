@@ -236,7 +236,7 @@ def _nodes_ready(facts: Object, settings: Object) -> Check:
         return check(
             "nodes",
             asked,
-            f"not in the cluster: {', '.join(missing)} (its nodes: {', '.join(sorted(known))})",
+            f"not in the cluster: {', '.join(missing)} (its nodes: {', '.join(sorted(known)) or 'none'})",
             "fail",
             needed="a Node for each host",
             fix="correct the inventory; where names differ set gpu_slices_node_name for the host",
@@ -406,6 +406,8 @@ def _driver(facts: Object, settings: Object) -> Check:
 def _owners(facts: Object, nodes: list[Object]) -> Check:
     """Warn when something else hands out the same GPUs (device plugin, HAMi, MIG manager)."""
     asked = "Does anything else hand out the GPUs of these nodes?"
+    if "daemonsets" not in facts or not nodes:
+        return check("gpu_owners", asked, "nothing could be read", "skip")
     owned = []
     for node in nodes:
         counted = [
@@ -449,6 +451,8 @@ def _selects(daemonset: Object, node: Object) -> bool:
 
 def _static(facts: Object, settings: Object) -> Check:
     asked = "Does the driver leave the MIG layout to us?"
+    if "slices" not in facts:
+        return check("static_mig", asked, "the ResourceSlices could not be read", "skip")
     dynamic = sorted(
         {
             device["node"]
@@ -507,6 +511,8 @@ def _names(facts: Object, settings: Object) -> Check:
     foreign = []
     objects = facts.get("objects") or {}
     named = named_objects(settings)
+    if not {item["id"] for item in named} <= set(objects):
+        return check("names", asked, "the objects could not be read", "skip")
     for item in named:
         found = objects.get(str(item["id"]))
         labels = ((found or {}).get("metadata") or {}).get("labels") or {}

@@ -1,0 +1,151 @@
+"""Gate 1: faults that an inventory shows by itself."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_slices import inputs
+from hypothesis import given
+from hypothesis import strategies as st
+
+KNOWN = ["gpu_slices_memory", "gpu_slices_profile", "mig_config", "mig_configs", "smoke_timeout", "sft_steps"]
+
+
+@pytest.mark.parametrize(
+    ("tags", "skipped", "stages"),
+    [
+        (["all"], [], ["preflight", "enable-driver", "smoke", "sft"]),
+        (["all"], ["sft"], ["preflight", "enable-driver", "smoke"]),
+        (["smoke"], [], ["smoke"]),
+        (["sft", "preflight"], [], ["preflight", "sft"]),
+        (["mig"], [], []),
+        ([], [], ["preflight", "enable-driver", "smoke", "sft"]),
+    ],
+)
+def test_tags_choose_stages(tags, skipped, stages):
+    assert inputs.chosen_stages(tags, skipped) == stages
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("gpu_slices_memroy", "gpu_slices_memory"),
+        ("gpu_slice_memory", "gpu_slices_memory"),
+        ("mig_confg", "mig_config"),
+        ("sft_step", "sft_steps"),
+        ("gpu_slices_zzz", ""),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_nearest_known_one(name, nearest):
+    faults = inputs.unknown_variables({"a30": [name], "h200": [name]}, KNOWN)
+    assert len(faults) == 1
+    assert f"{name} (a30, h200)" in faults[0]
+    assert (f"did you mean {nearest}?" if nearest else "did you mean") in faults[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a30_mig_config", "my_smoke_timeout", "ansible_host", "lab_instance", "mig_gpus", "smoke_timeout"],
+)
+def test_names_of_other_people_and_our_own_facts_pass(name):
+    assert inputs.unknown_variables({"a30": [name]}, KNOWN) == []
+
+
+def test_a_user_may_declare_variables_of_his_own():
+    names = {"a30": ["mig_site_note", "smoke_x"]}
+    assert inputs.unknown_variables(names, KNOWN, ["mig_site_*", "smoke_x"]) == []
+    assert len(inputs.unknown_variables(names, KNOWN, ["mig_site_*"])) == 1
+
+
+@given(st.sampled_from(KNOWN), st.integers(0, 30))
+def test_dropping_one_letter_never_passes_unnoticed(name, position):
+    index = position % len(name)
+    wrong = name[:index] + name[index + 1 :]
+    if wrong not in KNOWN:
+        assert inputs.unknown_variables({"h": [wrong]}, KNOWN)
+
+
+def test_the_node_group_must_exist_and_have_hosts():
+    assert inputs.node_group_faults("gpu_nodes", {"gpu_nodes": ["a"]}) == []
+    assert (
+        "did you mean gpu_nodes?" in inputs.node_group_faults("gpu_node", {"all": [], "gpu_nodes": ["a"]})[0]
+    )
+    assert "no host" in inputs.node_group_faults("gpu_nodes", {"gpu_nodes": []})[0]
+    assert "groups: none" in inputs.node_group_faults("gpu_nodes", {"all": [], "ungrouped": []})[0]
+
+
+def test_two_hosts_must_not_be_one_node():
+    assert inputs.duplicate_node_faults({"a": "n1", "b": "n2"}) == []
+    assert "a, b" in inputs.duplicate_node_faults({"a": "n1", "b": "n1"})[0]
+
+
+GOOD = {
+    "gpu_slices_profile": "auto",
+    "gpu_slices_memory": "5Gi",
+    "gpu_slices_namespace": "gpu-slices",
+    "gpu_slices_image": "x",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"gpu_slices_profile": "1g6gb"}, "a MIG profile"),
+        ({"gpu_slices_profile": "1g.10GB"}, "a MIG profile"),
+        ({"gpu_slices_memory": "5GB"}, "not a Kubernetes quantity"),
+        ({"gpu_slices_memory": "0"}, "more than nothing"),
+        ({"gpu_slices_namespace": "GPU_slices"}, "Kubernetes name"),
+        ({"gpu_slices_image": ""}, "smoke and sft need an image"),
+    ],
+)
+def test_values_that_types_do_not_catch(change, says):
+    faults = inputs.value_faults({**GOOD, **change}, ["smoke", "sft"])
+    assert len(faults) == 1
+    assert says in faults[0]
+
+
+@pytest.mark.parametrize("profile", ["auto", "1g.6gb", "1g.5gb+me", "7g.141gb"])
+def test_good_values_pass(profile):
+    assert inputs.value_faults({**GOOD, "gpu_slices_profile": profile}, ["smoke"]) == []
+    assert inputs.value_faults({**GOOD, "gpu_slices_image": ""}, ["enable-driver"]) == []
+
+
+LAYOUTS = {
+    "four": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.6gb": 4}}],
+    "mixed": [{"devices": [0], "mig-enabled": True, "mig-devices": {"3g.71gb": 1, "1g.18gb": 2}}],
+    "broken": ["what"],
+}
+
+
+def test_profiles_are_read_from_layouts():
+    wanted = inputs.wanted_profiles(LAYOUTS, {"a": "four", "b": "mixed", "c": "", "d": "broken", "e": "none"})
+    assert wanted == {"a": ["1g.6gb"], "b": ["1g.18gb", "3g.71gb"], "c": [], "d": [], "e": []}
+
+
+@pytest.mark.parametrize(
+    ("profile", "memory", "wanted", "says"),
+    [
+        ("auto", "5Gi", {"a": ["1g.6gb"]}, ""),
+        ("auto", "60Gi", {"a": ["1g.6gb"], "b": ["3g.71gb"]}, ""),
+        ("auto", "60Gi", {"a": ["1g.6gb"]}, "at most 6 GiB"),
+        ("2g.12gb", "5Gi", {"a": ["1g.6gb"]}, "cut only 1g.6gb"),
+        ("1g.6gb", "60Gi", {"a": ["1g.6gb"]}, ""),
+        ("2g.12gb", "5Gi", {"a": ["1g.6gb"], "b": []}, ""),
+        ("2g.12gb", "5Gi", {}, ""),
+        ("auto", "rubbish", {"a": ["1g.6gb"]}, ""),
+    ],
+)
+def test_layouts_must_yield_the_profile_that_is_asked_for(profile, memory, wanted, says):
+    faults = inputs.profile_faults(profile, memory, wanted)
+    assert bool(faults) == bool(says)
+    if says:
+        assert says in faults[0]
+
+
+def test_all_faults_make_one_message():
+    assert inputs.compose([]) == ""
+    text = inputs.compose(["One.", "Two."])
+    assert text.splitlines() == [
+        "The inventory has 2 faults; nothing was asked or changed:",
+        "  1. One.",
+        "  2. Two.",
+    ]
