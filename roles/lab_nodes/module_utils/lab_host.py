@@ -76,6 +76,15 @@ def network(name: str) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+def podman_package() -> bool:
+    """Whether Debian's package of Podman can be installed (the builder does that)."""
+    try:
+        found = run(["apt-cache", "policy", "podman"]).stdout
+    except HostError:
+        return False
+    return "Candidate:" in found and "Candidate: (none)" not in found
+
+
 def living_pids() -> set[int]:
     """Processes that exist and are more than zombies."""
     living = set()
@@ -167,24 +176,28 @@ def findings(cache: Path, subnet: str, network_name: str, need_room: bool) -> li
         return faults
     if os.geteuid() != 0:
         faults.append(f"found user id {os.geteuid()}; needed root: run it with sudo or as root")
-    if shutil.which("podman") is None:
-        faults.append("found no podman in PATH; needed Podman 4 or newer: apt-get install podman")
-    if shutil.which("podman") is None or os.geteuid() != 0:
+    podman = shutil.which("podman") is not None
+    if not podman and not podman_package():
+        faults.append(
+            "found no podman in PATH and no such package; needed Podman 4 or newer: "
+            "on Debian 12 or newer, apt-get update && apt-get install podman"
+        )
+    if os.geteuid() != 0:
         return faults
     faults += _cgroup_findings()
-    known = network(network_name)
+    known = network(network_name) if podman else None
     taken = {
         route: f"route through {interface}"
         for route, interface in routes(Path("/proc/net/route").read_text()).items()
         if not known or interface != known.get("network_interface")
     }
-    for other in podman_json("network", "ls", "--format", "json"):
+    for other in podman_json("network", "ls", "--format", "json") if podman else []:
         if other.get("name") != network_name:
             taken.update({s["subnet"]: f"Podman network {other['name']}" for s in other.get("subnets") or []})
     for clash in overlaps(subnet, taken):
         faults.append(
             f"found {clash} using addresses of {subnet}; needed a free subnet: "
-            "free it or set lab_nodes_subnet to another /24"
+            "free it or set GPU_SLICES_LAB_SUBNET to another /24"
         )
     if (
         known
