@@ -21,6 +21,7 @@ from ansible.module_utils.lab_host import (
     link_tree,
     living_pids,
     network,
+    only_one,
     remove_container,
     remove_tree,
     run,
@@ -106,10 +107,11 @@ def main() -> None:
     since = time.time()
     started: list[str] = []
     try:
-        if module.params["state"] == "absent":
-            steps = absent(module.params, module.check_mode)
-        else:
-            steps, started = present(module.params, module.check_mode)
+        with only_one(Path(module.params["run_dir"])):
+            if module.params["state"] == "absent":
+                steps = absent(module.params, module.check_mode)
+            else:
+                steps, started = present(module.params, module.check_mode)
     except (HostError, PlanError, OSError) as error:
         module.fail_json(msg=f"The lab's nodes: {error}")
     module.exit_json(changed=bool(steps), steps=steps, started=started, since=since)
@@ -198,7 +200,7 @@ def node_config(
     lab: Lab, node: Node, files: Mapping[str, tuple[bytes, int]], wanted: Mapping[str, Any]
 ) -> str:
     """Hash of everything the container is made from."""
-    return fingerprint(
+    config: str = fingerprint(
         {
             "run": run_arguments(lab, node, ""),
             "files": {name: [hashlib.sha256(body).hexdigest(), mode] for name, (body, mode) in files.items()},
@@ -206,6 +208,7 @@ def node_config(
             "seed": wanted["seed"] if lab.kubernetes else "",
         }
     )
+    return config
 
 
 def network_fits(lab: Lab, existing: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ Controller only (Python 3.11+), stdlib only. These functions read and act; lab_p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -48,6 +49,15 @@ def run(command: Sequence[str], timeout: float = 120, check: bool = True) -> sub
             f"{' '.join(command[:3])} failed ({done.returncode}): {' / '.join(words) or 'no output'}"
         )
     return done
+
+
+@contextlib.contextmanager
+def only_one(run_dir: Path) -> Iterator[None]:
+    """Keep a second run on the same lab waiting until this one is through; a killed one lets go by itself."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with (run_dir.parent / f".{run_dir.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def podman_json(*arguments: str) -> Any:
