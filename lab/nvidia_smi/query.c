@@ -59,6 +59,7 @@ VALUE(v_clock_video, "%u", r->c->clock_video)
 VALUE(v_mig_now, "%s", !r->c->mem_slices ? NA : r->g->mig_current ? "Enabled" : "Disabled")
 VALUE(v_mig_then, "%s", !r->c->mem_slices ? NA : r->g->mig_pending ? "Enabled" : "Disabled")
 VALUE(v_banks_max, "%u", r->c->remap_banks)
+VALUE(v_module, "%u", gpu_module(r->gpu))
 VALUE(v_pid, "%d", r->app->pid)
 VALUE(v_process, "%s", r->app->name)
 VALUE(v_app_memory, "%u", r->app->mib)
@@ -119,6 +120,7 @@ MEMORY(v_free, 3)
 static const struct field gpu_fields[] = {
     {"timestamp", 0, 0, v_timestamp, 0},
     {"driver_version", 0, 0, v_driver, 0},
+    {"vgpu_driver_capability.heterogenous_multivGPU", 0, 0, 0, NA},
     {"count", 0, 0, v_count, 0},
     {"name", "gpu_name", 0, v_name, 0},
     {"serial", "gpu_serial", 0, v_serial, 0},
@@ -131,6 +133,12 @@ static const struct field gpu_fields[] = {
     {"pci.subClass", 0, 0, 0, "0x2"},
     {"pci.device_id", 0, 0, v_device_id, 0},
     {"pci.sub_device_id", 0, 0, v_sub_id, 0},
+    {"vgpu_device_capability.fractional_multiVgpu", 0, 0, 0, NA},
+    {"vgpu_device_capability.heterogeneous_timeSlice_profile", 0, 0, 0, NA},
+    {"vgpu_device_capability.heterogeneous_timeSlice_sizes", 0, 0, 0, NA},
+    {"vgpu_device_capability.homogeneous_placements", 0, 0, 0, NA},
+    {"vgpu_device_capability.mig_timeSlicing", 0, 0, 0, NA},
+    {"vgpu_device_capability.mig_timeSlicing_mode", 0, 0, 0, NA},
     {"pcie.link.gen.current", 0, 0, v_gen, 0},
     {"pcie.link.gen.gpucurrent", 0, 0, v_gen, 0},
     {"pcie.link.gen.max", 0, 0, v_gen, 0},
@@ -153,11 +161,13 @@ static const struct field gpu_fields[] = {
     {"inforom.oem", 0, 0, v_inforom_oem, 0},
     {"inforom.ecc", 0, 0, v_inforom_ecc, 0},
     {"inforom.pwr", "inforom.power", 0, 0, NA},
+    {"inforom.checksum_validation", 0, 0, 0, NA},
     {"gpu_recovery_action", 0, 0, 0, "None"},
     {"gom.current", "gpu_operation_mode.current", 0, 0, NA},
     {"gom.pending", "gpu_operation_mode.pending", 0, 0, NA},
     {"fan.speed", 0, "%", 0, NA},
     {"pstate", 0, 0, 0, "P0"},
+    {"clocks_event_reasons.supported", "clocks_throttle_reasons.supported", 0, 0, "0x00000000000001FF"},
     {"clocks_event_reasons.active", "clocks_throttle_reasons.active", 0, 0, "0x0000000000000001"},
     {"clocks_event_reasons.gpu_idle", "clocks_throttle_reasons.gpu_idle", 0, 0, "Active"},
     {"clocks_event_reasons.applications_clocks_setting", "clocks_throttle_reasons.applications_clocks_setting", 0, 0, "Not Active"},
@@ -167,6 +177,11 @@ static const struct field gpu_fields[] = {
     {"clocks_event_reasons.hw_power_brake_slowdown", "clocks_throttle_reasons.hw_power_brake_slowdown", 0, 0, "Not Active"},
     {"clocks_event_reasons.sw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown", 0, 0, "Not Active"},
     {"clocks_event_reasons.sync_boost", "clocks_throttle_reasons.sync_boost", 0, 0, "Not Active"},
+    {"clocks_event_reasons_counters.sw_power_cap", 0, "us", 0, "0"},
+    {"clocks_event_reasons_counters.sync_boost", 0, "us", 0, "0"},
+    {"clocks_event_reasons_counters.sw_thermal_slowdown", 0, "us", 0, "0"},
+    {"clocks_event_reasons_counters.hw_thermal_slowdown", 0, "us", 0, "0"},
+    {"clocks_event_reasons_counters.hw_power_brake_slowdown", 0, "us", 0, "0"},
     {"memory.total", 0, "MiB", v_total, 0},
     {"memory.reserved", 0, "MiB", v_reserved, 0},
     {"memory.used", 0, "MiB", v_used, 0},
@@ -182,20 +197,70 @@ static const struct field gpu_fields[] = {
     {"encoder.stats.sessionCount", 0, 0, 0, "0"},
     {"encoder.stats.averageFps", 0, 0, 0, "0"},
     {"encoder.stats.averageLatency", 0, 0, 0, "0"},
+    {"dramEncryption.mode.current", 0, 0, 0, NA},
+    {"dramEncryption.mode.pending", 0, 0, 0, NA},
     {"ecc.mode.current", 0, 0, 0, "Enabled"},
     {"ecc.mode.pending", 0, 0, 0, "Enabled"},
+    {"ecc.errors.corrected.volatile.device_memory", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.dram", 0, 0, 0, "0"},
+    {"ecc.errors.corrected.volatile.register_file", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.l1_cache", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.l2_cache", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.texture_memory", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.cbu", 0, 0, 0, NA},
+    {"ecc.errors.corrected.volatile.sram", 0, 0, 0, "0"},
     {"ecc.errors.corrected.volatile.total", 0, 0, 0, "0"},
+    {"ecc.errors.corrected.aggregate.device_memory", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.dram", 0, 0, 0, "0"},
+    {"ecc.errors.corrected.aggregate.register_file", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.l1_cache", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.l2_cache", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.texture_memory", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.cbu", 0, 0, 0, NA},
+    {"ecc.errors.corrected.aggregate.sram", 0, 0, 0, "0"},
     {"ecc.errors.corrected.aggregate.total", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.volatile.device_memory", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.dram", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.volatile.register_file", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.l1_cache", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.l2_cache", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.texture_memory", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.cbu", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.volatile.sram", 0, 0, 0, "0"},
     {"ecc.errors.uncorrected.volatile.total", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.device_memory", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.dram", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.register_file", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.l1_cache", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.l2_cache", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.texture_memory", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.cbu", 0, 0, 0, NA},
+    {"ecc.errors.uncorrected.aggregate.sram", 0, 0, 0, "0"},
     {"ecc.errors.uncorrected.aggregate.total", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.volatile.sram.parity", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.volatile.sram.secded", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.parity", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.secded", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.thresholdExceeded", 0, 0, 0, "No"},
+    {"ecc.errors.uncorrected.aggregate.sram.l2", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.sm", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.mcu", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.pcie", 0, 0, 0, "0"},
+    {"ecc.errors.uncorrected.aggregate.sram.other", 0, 0, 0, "0"},
     {"retired_pages.single_bit_ecc.count", "retired_pages.sbe", 0, 0, NA},
     {"retired_pages.double_bit.count", "retired_pages.dbe", 0, 0, NA},
     {"retired_pages.pending", 0, 0, 0, NA},
     {"remapped_rows.correctable", "remapped_rows.sbe", 0, 0, "0"},
+    {"remapped_rows.correctable_inactive", 0, 0, 0, "0"},
     {"remapped_rows.uncorrectable", "remapped_rows.dbe", 0, 0, "0"},
+    {"remapped_rows.uncorrectable_inactive", 0, 0, 0, "0"},
     {"remapped_rows.pending", 0, 0, 0, "No"},
     {"remapped_rows.failure", 0, 0, 0, "No"},
     {"remapped_rows.histogram.max", 0, "bank(s)", v_banks_max, 0},
+    {"remapped_rows.histogram.high", 0, "bank(s)", 0, "0"},
+    {"remapped_rows.histogram.partial", 0, "bank(s)", 0, "0"},
+    {"remapped_rows.histogram.low", 0, "bank(s)", 0, "0"},
+    {"remapped_rows.histogram.none", 0, "bank(s)", 0, "0"},
     {"temperature.gpu", 0, 0, v_temperature, 0},
     {"temperature.gpu.tlimit", 0, 0, v_tlimit, 0},
     {"temperature.memory", 0, 0, v_temperature, 0},
@@ -208,6 +273,27 @@ static const struct field gpu_fields[] = {
     {"power.default_limit", "gpu.power.default_limit", "W", v_limit, 0},
     {"power.min_limit", "gpu.power.min_limit", "W", v_min_limit, 0},
     {"power.max_limit", "gpu.power.max_limit", "W", v_limit, 0},
+    {"module.power.draw.average", 0, "W", 0, NA},
+    {"module.power.draw.instant", 0, "W", 0, NA},
+    {"module.power.limit", "module.power.requested_limit", "W", 0, NA},
+    {"module.enforced.power.limit", "module.power.current_limit", "W", 0, NA},
+    {"module.power.default_limit", 0, "W", 0, NA},
+    {"module.power.min_limit", 0, "W", 0, NA},
+    {"module.power.max_limit", 0, "W", 0, NA},
+    {"power_smoothing.delayed_power_smoothing_supported", 0, 0, 0, NA},
+    {"power_smoothing.primary_power_floor", 0, "W", 0, NA},
+    {"power_smoothing.secondary_power_floor", 0, "W", 0, NA},
+    {"power_smoothing.min_primary_floor_activation_offset", 0, "W", 0, NA},
+    {"power_smoothing.min_primary_floor_activation_point", 0, "W", 0, NA},
+    {"power_smoothing.window_multiplier", 0, 0, 0, NA},
+    {"power_smoothing.curr_profile.secondary_power_floor", 0, "W", 0, NA},
+    {"power_smoothing.curr_profile.primary_floor_act_window_multiplier", 0, "W", 0, NA},
+    {"power_smoothing.curr_profile.primary_floor_tar_window_multiplier", 0, "W", 0, NA},
+    {"power_smoothing.curr_profile.primary_floor_act_offset", 0, "W", 0, NA},
+    {"power_smoothing.admin_override.secondary_power_floor", 0, "W", 0, NA},
+    {"power_smoothing.admin_override.primary_floor_act_window_multiplier", 0, "W", 0, NA},
+    {"power_smoothing.admin_override.primary_floor_tar_window_multiplier", 0, "W", 0, NA},
+    {"power_smoothing.admin_override.primary_floor_act_offset", 0, "W", 0, NA},
     {"clocks.current.graphics", "clocks.gr", "MHz", v_clock, 0},
     {"clocks.current.sm", "clocks.sm", "MHz", v_clock, 0},
     {"clocks.current.memory", "clocks.mem", "MHz", v_clock_mem, 0},
@@ -229,6 +315,22 @@ static const struct field gpu_fields[] = {
     {"protected_memory.free", 0, "MiB", 0, "0"},
     {"fabric.state", 0, 0, 0, NA},
     {"fabric.status", 0, 0, 0, NA},
+    {"fabric.cliqueId", 0, 0, 0, NA},
+    {"fabric.clusterUuid", 0, 0, 0, NA},
+    {"fabric.health.summary", 0, 0, 0, NA},
+    {"fabric.health.bandwidth", 0, 0, 0, NA},
+    {"fabric.health.route_recovery_in_progress", 0, 0, 0, NA},
+    {"fabric.health.route_unhealthy", 0, 0, 0, NA},
+    {"fabric.health.access_timeout_recovery", 0, 0, 0, NA},
+    {"fabric.health.incorrect_configuration", 0, 0, 0, NA},
+    {"fabric.health.partition_assigned", 0, 0, 0, NA},
+    {"platform.chassis_serial_number", 0, 0, 0, NA},
+    {"platform.slot_number", 0, 0, 0, NA},
+    {"platform.tray_index", 0, 0, 0, NA},
+    {"platform.host_id", 0, 0, 0, NA},
+    {"platform.peer_type", 0, 0, 0, NA},
+    {"platform.module_id", 0, 0, v_module, 0},
+    {"platform.gpu_fabric_guid", 0, 0, 0, NA},
     {"hostname", 0, 0, 0, NA},
     {0, 0, 0, 0, 0},
 };
@@ -247,7 +349,7 @@ static const struct field app_fields[] = {
 // clang-format on
 
 struct plan {
-    const struct field *fields[128];
+    const struct field *fields[256];
     unsigned n;
     int header, units;
 };
@@ -265,7 +367,7 @@ static char *strip(char *p)
 
 static int plan_make(const struct field *known, const char *names, const char *format, struct plan *plan)
 {
-    char copy[4096], *save;
+    char copy[16384], *save;
     int csv = 0;
 
     *plan = (struct plan){.header = 1, .units = 1};
@@ -294,7 +396,7 @@ static int plan_make(const struct field *known, const char *names, const char *f
         p = strip(p);
         while (f->name && strcasecmp(f->name, p) != 0 && (!f->alias || strcasecmp(f->alias, p) != 0))
             f++;
-        if (!f->name || plan->n == 128) {
+        if (!f->name || plan->n == 256) {
             printf("Field \"%s\" is not a valid field to query.\n\n", p);
             return 2;
         }

@@ -144,7 +144,7 @@ static int do_init(const struct options *o)
 {
     const struct card *cards[MAX_GPUS];
     char path[600], dir[600], host[64] = "", boot[96], bin[PATH_MAX] = "";
-    const char *root = o->root ? o->root : place.root;
+    const char *root = place.root;
     int rc, changed = 0;
     unsigned n;
 
@@ -172,7 +172,6 @@ static int do_init(const struct options *o)
     if (mkdirs(dir, 0755) != 0)
         return die(dir, errno);
     snprintf(path, sizeof(path), "%s/socket", dir);
-    snprintf(place.root, sizeof(place.root), "%s", root);
     place.admin = 1;
     rc = state_create(path);
     if (rc == 0)
@@ -486,7 +485,6 @@ int main(int argc, char **argv)
     const char *command, *env = getenv("LAB_SILICON_ROOT");
     int opt, bad = 0, rc;
 
-    snprintf(place.root, sizeof(place.root), "%s", env ? env : "/driver-root");
     while ((opt = getopt_long(argc, argv, "h", longs, NULL)) != -1)
         switch (opt) {
         case O_ROOT:
@@ -536,6 +534,7 @@ int main(int argc, char **argv)
         }
     if (bad)
         return wrong("numbers are wanted for --gpu, --gi, --ci, --memory and --seconds");
+    snprintf(place.root, sizeof(place.root), "%s", o.root ? o.root : env ? env : "/driver-root");
     command = optind < argc ? argv[optind++] : "";
     if (o.root)
         setenv("LAB_SILICON_ROOT", o.root, 1);
