@@ -1,0 +1,136 @@
+"""From facts to the claim template."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from gpu_slices import claim
+
+DEVICE = {
+    "driver": "gpu.nvidia.com",
+    "pool": "a30",
+    "node": "a30",
+    "device": "gpu-0-mig-1g6gb-14-0",
+    "type": "mig",
+    "profile": "1g.6gb",
+    "uuid": "MIG-1",
+    "parent_uuid": "GPU-0",
+    "memory_bytes": 5952 * 2**20,
+    "product": "NVIDIA A30",
+    "slices": [0],
+    "attributes": {"profile": "1g.6gb"},
+    "capacity": {"memory": "5952Mi"},
+    "taints": [],
+    "holder": None,
+}
+FACTS = {
+    "slices": {"devices": [DEVICE], "pools": [{"name": "a30"}], "incomplete": []},
+    "claims": [],
+    "nodes": {},
+    "namespace": {"found": True, "labels": {"app.kubernetes.io/managed-by": "gpu-slices"}},
+    "claim_templates": {},
+    "errors": {},
+}
+EMPTY = {**FACTS, "slices": {"devices": [], "pools": [], "incomplete": []}}
+LAYOUTS = {"a30": ["1g.6gb"], "h200": ["1g.18gb", "3g.71gb"]}
+
+
+def test_the_choice_is_handed_on_with_its_devices():
+    made = claim.choice(FACTS, "auto", "5Gi")
+    told = claim.result(made)
+    assert told["template"] == "mig-1g-6gb"
+    assert told["devices"][0]["uuid"] == "MIG-1"
+    assert told["devices"][0]["memory_bytes"] == 5952 * 2**20
+    assert told["skip_reason"] == ""
+    assert claim.choice_check(made, "auto", "5Gi", True)["status"] == "pass"
+
+
+def test_no_slice_is_a_skip_and_a_failure_when_one_is_required():
+    made = claim.choice(EMPTY, "auto", "5Gi")
+    assert claim.choice_check(made, "auto", "5Gi", False)["status"] == "skip"
+    check = claim.choice_check(made, "auto", "5Gi", True)
+    assert check["status"] == "fail"
+    assert check["evidence"]["finding"] == "no_driver"
+    assert claim.result(made)["skip_reason"] == made["reason"]
+
+
+def test_what_could_not_be_read_is_never_a_skip():
+    facts = {"errors": {"slices": {"kind": "forbidden", "message": "Not allowed (403)."}}, "claims": []}
+    made = claim.choice(facts, "auto", "5Gi")
+    check = claim.choice_check(made, "auto", "5Gi", False)
+    assert check["status"] == "fail"
+    assert "Not allowed (403)." in check["found"]
+
+
+def test_an_incomplete_pool_is_named():
+    facts = copy.deepcopy(EMPTY)
+    facts["slices"].update(incomplete=["pool a30: 1 of 2"], pools=[{"name": "a30"}])
+    assert claim.choice(facts, "auto", "5Gi")["kind"] == "pool_incomplete"
+
+
+@pytest.mark.parametrize(
+    ("profile", "memory", "foreseen"),
+    [
+        ("auto", "5Gi", "1g.6gb"),
+        ("auto", "7Gi", "1g.18gb"),
+        ("auto", "30Gi", "3g.71gb"),
+        ("auto", "99Gi", ""),
+        ("3g.71gb", "5Gi", "3g.71gb"),
+        ("2g.12gb", "5Gi", ""),
+    ],
+)
+def test_check_mode_foresees_what_the_layouts_will_yield(profile, memory, foreseen):
+    made = claim.choice(EMPTY, profile, memory, LAYOUTS, predict=True)
+    assert (made["profile"], made["predicted"]) == (foreseen, bool(foreseen))
+    assert claim.result(made)["devices"] == []
+
+
+def test_what_is_published_goes_before_what_is_foreseen():
+    assert not claim.choice(FACTS, "auto", "5Gi", LAYOUTS, predict=True)["predicted"]
+
+
+LABELS = {"app.kubernetes.io/managed-by": "gpu-slices"}
+SPEC = {"spec": {"devices": {"requests": [{"name": "gpu-slice", "exactly": {"count": 1}}]}}}
+SERVED = {
+    "spec": {"devices": {"requests": [{"name": "gpu-slice", "exactly": {"count": 1, "allocationMode": "x"}}]}}
+}
+OTHER = {"spec": {"devices": {"requests": [{"name": "gpu-slice", "exactly": {"count": 2}}]}}}
+TEMPLATE = {
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "mig-1g-6gb", "namespace": "gpu-slices", "labels": LABELS},
+    "spec": SPEC,
+}
+NAMESPACE = {"kind": "Namespace", "metadata": {"name": "gpu-slices", "labels": LABELS}}
+
+
+def plan(namespace=True, template=None, labels=None, **options):
+    templates = {} if template is None else {"mig-1g-6gb": {"spec": template, "labels": labels or LABELS}}
+    facts = {
+        "namespace": {"found": namespace, "labels": LABELS if namespace else {}},
+        "claim_templates": templates,
+    }
+    made = claim.template_plan(facts, [NAMESPACE, TEMPLATE], **options)
+    return [manifest["kind"] for manifest in made["apply"]], made["replace"], bool(made["foreign"])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"namespace": False}, (["Namespace", "ResourceClaimTemplate"], False, False)),
+        ({"namespace": False, "check_mode": True}, (["Namespace"], False, False)),
+        ({}, (["ResourceClaimTemplate"], False, False)),
+        ({"template": SERVED}, ([], False, False)),
+        ({"template": OTHER}, (["ResourceClaimTemplate"], True, False)),
+        ({"template": OTHER, "check_mode": True}, ([], True, False)),
+        ({"template": SERVED, "labels": {"own": "er"}}, ([], False, True)),
+    ],
+)
+def test_only_what_differs_is_applied(given, expected):
+    assert plan(**given) == expected
+
+
+def test_a_namespace_of_somebody_else_is_left_alone():
+    facts = {"namespace": {"found": True, "labels": {}}, "claim_templates": {}}
+    made = claim.template_plan(facts, [NAMESPACE, TEMPLATE])
+    assert [manifest["kind"] for manifest in made["apply"]] == ["ResourceClaimTemplate"]

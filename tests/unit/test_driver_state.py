@@ -1,0 +1,222 @@
+"""Judging the driver: what is amiss, what to do next, and when waiting cannot help."""
+
+from __future__ import annotations
+
+import calendar
+import time
+
+import pytest
+from gpu_slices import driver_state as driver
+
+NOW = float(calendar.timegm((2026, 12, 1, 12, 0, 0)))
+OLD, YOUNG = "2026-12-01T11:00:00Z", "2026-12-01T11:59:59Z"
+CEL = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '{}'"
+
+
+def device(uuid, node="a30", profile="1g.6gb", **more):
+    base = {"device": uuid.lower(), "type": "mig", "parent_uuid": "GPU-0", "memory_bytes": 6 * 2**30}
+    return {**base, "uuid": uuid, "node": node, "profile": profile, "partitionable": False, **more}
+
+
+def gpu(*uuids):
+    instances = [{"uuid": uuid, "profile": "1g.6gb"} for uuid in uuids]
+    return {"uuid": "GPU-0", "mig_mode_current": "Enabled", "mig_devices": instances}
+
+
+def pod(node="a30", ready=True, since=OLD, **more):
+    container = {
+        "name": "gpus",
+        "ready": ready,
+        "restarts": 0,
+        "state": "running",
+        "reason": "",
+        "message": "",
+    }
+    base = {"name": f"plugin-{node}", "namespace": "n", "phase": "Running", "deleting": False}
+    return {**base, "node": node, "ready": ready, "ready_since": since, "containers": [container], **more}
+
+
+def facts(**change):
+    base = {
+        "nodes": {"a30": {"labels": {"gpu": "true"}}},
+        "daemonsets": [
+            {
+                "namespace": "n",
+                "name": "d",
+                "role": "dra",
+                "containers": ["gpus"],
+                "images": ["i"],
+                "node_selector": {"gpu": "true"},
+                "affinity_terms": [],
+                "desired": 1,
+                "ready": 1,
+                "generation": 1,
+                "observed_generation": 1,
+            }
+        ],
+        "device_classes": {"gpu.nvidia.com": [CEL.format("gpu")], "mig.nvidia.com": [CEL.format("mig")]},
+        "slices": {
+            "pools": [{"name": "a30", "node": "a30", "complete": True}],
+            "devices": [device("MIG-1")],
+            "incomplete": [],
+        },
+        "plugin_pods": [pod()],
+    }
+    base.update(change)
+    return base
+
+
+HARDWARE = {"a30": [gpu("MIG-1")]}
+STALE = {"a30": [gpu("MIG-2")]}
+
+
+def judge(given, hardware=HARDWARE):
+    return {check["id"]: check for check in driver.driver_checks(given, ["a30"], hardware)}
+
+
+def test_a_healthy_driver_passes():
+    assert {check["status"] for check in judge(facts()).values()} == {"pass"}
+
+
+def without_plugin(**change):
+    given = facts()
+    given["daemonsets"][0].update(change)
+    return given
+
+
+def slices(**change):
+    return facts(slices={**facts()["slices"], **change})
+
+
+@pytest.mark.parametrize(
+    ("given", "identity", "finding"),
+    [
+        (facts(daemonsets=[]), "plugin", "plugin_not_found"),
+        (without_plugin(containers=["compute-domains"]), "plugin", "plugin_not_found"),
+        # F06: nought of nought is not ready
+        (without_plugin(desired=0, ready=0), "plugin", "plugin_no_nodes"),
+        (facts(nodes={"a30": {"labels": {}}}), "plugin", "plugin_no_nodes"),
+        (facts(plugin_pods=[]), "plugin", "plugin_not_ready"),
+        (facts(plugin_pods=[pod(ready=False)]), "plugin", "plugin_not_ready"),
+        (
+            facts(device_classes={"gpu.nvidia.com": [CEL.format("gpu")]}),
+            "device_classes",
+            "deviceclass_missing",
+        ),
+        (
+            facts(device_classes={name: [CEL.format("gpu")] for name in driver.CLASSES}),
+            "device_classes",
+            "deviceclass_changed",
+        ),
+        # F24: a slice is there and empty
+        (slices(devices=[]), "slices", "slice_empty"),
+        (slices(pools=[], devices=[]), "slices", "slice_missing"),
+        (slices(incomplete=["pool a30: 1 of 2"]), "slices", "pool_incomplete"),
+        # F25: instances made after the plugin started
+        (slices(devices=[device("MIG-9")]), "slices_match", "slice_stale"),
+    ],
+)
+def test_each_fault_gives_its_finding(given, identity, finding):
+    check = judge(given)[identity]
+    assert check["status"] == "fail"
+    assert check["evidence"]["finding"] == finding
+    assert check["fix"]
+
+
+def test_nodes_elsewhere_that_are_not_ready_only_warn():
+    given = without_plugin(desired=3, ready=2)
+    assert judge(given)["plugin"]["status"] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("container", "advice"),
+    [
+        ({"name": "init-container", "state": "running"}, "nvidiaDriverRoot"),
+        ({"name": "gpus", "state": "waiting", "reason": "ImagePullBackOff"}, "image"),
+        ({"name": "gpus", "state": "waiting", "reason": "CrashLoopBackOff"}, "log of container gpus"),
+    ],
+)
+def test_a_plugin_pod_that_hangs_is_explained_by_where_it_hangs(container, advice):
+    stuck = {"ready": False, "restarts": 3, "reason": "", "message": "", **container}
+    check = judge(facts(plugin_pods=[pod(ready=False, containers=[stuck])]))["plugin"]
+    assert advice in check["fix"]
+    assert container["name"] in check["found"]
+
+
+def test_unread_hardware_is_a_skip_with_its_reason():
+    check = judge(facts(), {})["slices_match"]
+    assert check["status"] == "skip"
+    assert "hardware was not read" in check["found"]
+
+
+def test_devices_the_driver_cuts_itself_are_not_compared():
+    given = slices(devices=[device("", partitionable=True)])
+    assert judge(given, STALE)["slices_match"]["status"] == "skip"
+    assert driver.waiting_for(given, ["a30"], STALE) == {}
+
+
+# ------------------------------------------------------------------------------------------------- next step
+
+
+def step(given, hardware=HARDWARE, restarted=()):
+    return driver.next_step(given, ["a30"], hardware, restarted=restarted, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "hardware", "restarted", "expected"),
+    [
+        (facts(), HARDWARE, [], ("done", [])),
+        (facts(), {}, [], ("done", [])),
+        (facts(), STALE, [], ("restart", ["a30"])),
+        (facts(plugin_pods=[pod(since=YOUNG)]), STALE, [], ("wait", [])),
+        (facts(), STALE, ["a30"], ("wait", [])),
+        (facts(plugin_pods=[]), HARDWARE, [], ("wait", [])),
+        (facts(plugin_pods=[pod(deleting=True)]), STALE, [], ("wait", [])),
+        (facts(plugin_pods=[pod(ready=False)]), STALE, [], ("wait", [])),
+        (slices(pools=[], devices=[]), HARDWARE, [], ("wait", [])),
+        (slices(pools=[{"name": "a30", "node": "a30", "complete": False}]), HARDWARE, [], ("wait", [])),
+        (facts(daemonsets=[]), {}, [], ("done", [])),
+        (facts(daemonsets=[], plugin_pods=[]), HARDWARE, [], ("stop", [])),
+        (facts(nodes={"a30": {"labels": {}}}, plugin_pods=[]), HARDWARE, [], ("stop", [])),
+    ],
+)
+def test_the_next_step(given, hardware, restarted, expected):
+    assert step(given, hardware, restarted) == expected
+
+
+def test_a_pod_is_restarted_once_it_has_had_time_to_publish():
+    seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(NOW - driver.SETTLE - 1))
+    assert step(facts(plugin_pods=[pod(since=seen)]), STALE) == ("restart", ["a30"])
+
+
+# --------------------------------------------------------------------------------------------------- verdict
+
+
+def test_in_check_mode_a_real_run_may_mend_it():
+    state = {"checks": driver.driver_checks(facts(), ["a30"], STALE), "restarted": ["a30"]}
+    real = {check["id"]: check for check in driver.verdict(state)}
+    dry = {check["id"]: check for check in driver.verdict(state, check_mode=True)}
+    assert real["slices_match"]["status"] == "fail"
+    assert "was restarted on a30" in real["slices_match"]["found"]
+    assert dry["slices_match"]["status"] == "warn"
+    assert "would be restarted on a30" in dry["slices_match"]["found"]
+
+
+RELEASE = {"found": True, "status": "deployed", "version": "0.4.1", "values": {"a": {"b": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("release", "differs"),
+    [
+        (RELEASE, False),
+        ({**RELEASE, "version": "v0.4.1"}, False),
+        ({**RELEASE, "version": "0.4.0"}, True),
+        ({**RELEASE, "status": "failed"}, True),
+        ({**RELEASE, "values": {"a": {"b": 2}}}, True),
+        ({**RELEASE, "found": False}, True),
+        (None, True),
+    ],
+)
+def test_helm_runs_only_when_its_own_record_differs(release, differs):
+    given = {} if release is None else {"helm_release": release}
+    assert driver.release_differs(given, "0.4.1", {"a": {"b": 1}}) is differs
