@@ -46,27 +46,34 @@ def _trusted(value: Any) -> Any:
     return value
 
 
-def render(role: str, **changed: Any) -> list[dict[str, Any]]:
+def _templar(role: str, **changed: Any) -> Templar:
     folder = ROOT / "roles" / role
     variables: dict[str, Any] = {}
-    for path in (
-        ROOT / "roles/inputs/defaults/main.yml",
-        folder / "defaults/main.yml",
-        folder / "vars/main.yml",
-    ):
-        variables.update(yaml.safe_load(path.read_text()) or {})
-    variables = _trusted(variables)
-    variables |= {
+    for source in (ROOT / "roles/inputs/defaults", folder / "defaults", folder / "vars"):
+        if (source / "main.yml").exists():
+            variables.update(yaml.safe_load((source / "main.yml").read_text()) or {})
+    variables = _trusted(variables) | {
         "gpu_slices_image": "registry.example/train:1",
         "slice_claim_result": copy.deepcopy(CLAIM),
         "role_path": str(folder),
         "ansible_search_path": [str(folder)],
         **changed,
     }
-    templar = Templar(loader=DataLoader(), variables=variables)
-    rendered = templar.template(trust_as_template(f"{{{{ __{role}_manifests }}}}"))
+    return Templar(loader=DataLoader(), variables=variables)
+
+
+def render(role: str, **changed: Any) -> list[dict[str, Any]]:
+    """The manifests of a role with its defaults and these variables."""
+    rendered = _templar(role, **changed).template(trust_as_template(f"{{{{ __{role}_manifests }}}}"))
     # Ansible hands out tagged subclasses of str and int; JSON makes them plain.
     return list(json.loads(json.dumps(rendered)))
+
+
+def render_template(role: str, name: str, **changed: Any) -> dict[str, Any]:
+    """One template of a role."""
+    text = f"{{{{ lookup('ansible.builtin.template', '{name}') | ansible.builtin.from_yaml }}}}"
+    rendered = _templar(role, **changed).template(trust_as_template(text))
+    return dict(json.loads(json.dumps(rendered)))
 
 
 @pytest.fixture(scope="session", name="render")

@@ -80,7 +80,7 @@ def readable(pod: Object, container: str) -> bool:
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
         if status.get("name") == container:
             state = status.get("state") or {}
-            return bool(state.get("running") or state.get("terminated"))
+            return "running" in state or "terminated" in state
     return False
 
 

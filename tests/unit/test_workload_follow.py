@@ -1,0 +1,445 @@
+"""Following a workload against an API that plays a script: what is seen, said and concluded."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, Iterator
+
+import pytest
+from gpu_slices import workload_follow, workload_state
+from gpu_slices.kube_api import ApiFault
+
+NS = "gpu-slices"
+T0 = "2026-12-01T07:00:00Z"
+POD_PATH = f"/api/v1/namespaces/{NS}/pods"
+JOB_PATH = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NS}/trainjobs"
+CLAIM_PATH = f"/apis/resource.k8s.io/v1/namespaces/{NS}/resourceclaims"
+EVENT_PATH = f"/api/v1/namespaces/{NS}/events"
+
+
+def pod(name: str = "smoke", phase: str = "Pending", uid: str = "u1", **status: Any) -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "uid": uid, "creationTimestamp": T0, "labels": {}},
+        "spec": {"nodeName": "a30"} if phase != "Pending" else {},
+        "status": {"phase": phase, **status},
+    }
+
+
+def state(**kind: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "smoke", "image": "i:1", "state": kind}]}
+
+
+RUNNING = pod(phase="Running", **state(running={"startedAt": T0}))
+DONE = pod(phase="Succeeded", **state(terminated={"exitCode": 0, "reason": "Completed"}))
+CLAIM = {
+    "metadata": {
+        "name": "smoke-gpu-slice-x",
+        "namespace": NS,
+        "uid": "c1",
+        "ownerReferences": [{"kind": "Pod", "name": "smoke"}],
+    },
+    "status": {
+        "allocation": {
+            "devices": {
+                "results": [
+                    {
+                        "driver": "gpu.nvidia.com",
+                        "pool": "a30",
+                        "device": "gpu-0-mig-1g6gb-14-0",
+                        "request": "r",
+                    }
+                ]
+            }
+        },
+        "reservedFor": [{"resource": "pods", "name": "smoke"}],
+    },
+}
+SLICE = {
+    "spec": {
+        "driver": "gpu.nvidia.com",
+        "nodeName": "a30",
+        "pool": {"name": "a30", "generation": 1, "resourceSliceCount": 1},
+        "devices": [
+            {
+                "name": f"gpu-0-mig-1g6gb-14-{i}",
+                "attributes": {
+                    "type": {"string": "mig"},
+                    "profile": {"string": "1g.6gb"},
+                    "uuid": {"string": f"MIG-{i}"},
+                },
+                "capacity": {"memory": {"value": "5952Mi"}, f"memorySlice{i}": {"value": "1"}},
+            }
+            for i in range(2)
+        ],
+    }
+}
+
+
+class Script:
+    """An API server that knows lists and plays events; objects and logs can be changed while it runs."""
+
+    def __init__(self) -> None:
+        self.lists: dict[str, list[dict[str, Any]]] = {"/apis/resource.k8s.io/v1/resourceslices": [SLICE]}
+        self.events: dict[str, list[dict[str, Any]]] = {}
+        self.logs: dict[str, str] = {}
+        self.faults: dict[str, list[ApiFault]] = {}
+        self.lock = threading.Lock()
+        self.listed: list[str] = []
+
+    def get(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any]:
+        self._fault(path)
+        self.listed.append(path)
+        with self.lock:
+            return {"items": list(self.lists.get(path, [])), "metadata": {"resourceVersion": "1"}}
+
+    def text(self, path: str, params: dict[str, str] | None = None) -> str:
+        self._fault(path)
+        name = path.split("/")[-2]
+        if name not in self.logs:
+            raise ApiFault("not_found", "no log", 404)
+        return self.logs[name]
+
+    def stream_lines(
+        self, path: str, params: dict[str, str] | None = None, read_timeout: float | None = None
+    ) -> Iterator[str]:
+        self._fault(path + "?stream")
+        if path.endswith("/log"):
+            since = (params or {}).get("sinceTime", "")
+            for number, line in enumerate(self.logs.get(path.split("/")[-2], "").splitlines()):
+                stamp = f"2026-12-01T07:00:{number:02}.5Z"
+                if stamp[:19] + "Z" >= since:
+                    yield f"{stamp} {line}"
+            return
+        for _ in range(40):
+            with self.lock:
+                queued = self.events.pop(path, [])
+            for event in queued:
+                time.sleep(0.02)
+                yield json.dumps(event)
+            time.sleep(0.02)
+
+    def play(self, path: str, kind: str, *objects: dict[str, Any]) -> None:
+        with self.lock:
+            self.events.setdefault(path, []).extend({"type": kind, "object": item} for item in objects)
+
+    def _fault(self, path: str) -> None:
+        with self.lock:
+            queued = self.faults.get(path)
+            if queued:
+                raise queued.pop(0)
+
+
+def follow(
+    api: Script,
+    kind: str = "Pod",
+    timeout: float = 5.0,
+    schedule_timeout: float = 1.0,
+    container: str = "smoke",
+) -> tuple[workload_follow.Outcome, list[tuple[str, str]]]:
+    said: list[tuple[str, str]] = []
+    target = workload_follow.Target(kind, NS, "smoke", container, "1g.6gb")
+    follower = workload_follow.Follower(
+        api, target, lambda kind, text: said.append((kind, text)), timeout, schedule_timeout
+    )
+    return follower.run(), said
+
+
+def test_a_pod_that_runs_and_ends() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod()]
+    api.logs["smoke"] = "one\n[proof] {}\nmatmul_on_slice: OK"
+    api.play(CLAIM_PATH, "MODIFIED", CLAIM)
+    api.play(CLAIM_PATH, "DELETED", CLAIM)
+    api.play(POD_PATH, "MODIFIED", pod(), pod(), pod(), RUNNING, DONE)
+
+    def finish() -> None:
+        time.sleep(0.05)
+        api.lists[POD_PATH] = [DONE]
+
+    threading.Thread(target=finish).start()
+    outcome, said = follow(api)
+    assert outcome.result == "succeeded"
+    assert [(p["name"], p["node"], p["log"]) for p in outcome.pods] == [("smoke", "a30", api.logs["smoke"])]
+    given = outcome.pods[0]["devices"]
+    assert [(d["uuid"], d["memory_bytes"], d["claim"]) for d in given] == [
+        ("MIG-0", 5952 * 2**20, "smoke-gpu-slice-x")
+    ]
+    assert [text for kind, text in said if kind == "log"] == ["one", "matmul_on_slice: OK"]
+
+
+def test_a_pod_that_fails_says_with_what() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod(phase="Failed", **state(terminated={"exitCode": 137, "reason": "OOMKilled"}))]
+    outcome, _ = follow(api)
+    assert outcome.result == "failed"
+    assert outcome.trouble is not None
+    assert outcome.trouble["found"] == "Failed: exit code 137 (OOMKilled) by the memory limit"
+    assert outcome.pods[0]["log"] is None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "trouble"),
+    [
+        ({"reason": "ErrImageNeverPull", "message": "not present"}, "image"),
+        ({"reason": "InvalidImageName", "message": "bad"}, "image"),
+    ],
+)
+def test_an_image_that_cannot_come_ends_it_at_once(waiting: dict[str, Any], trouble: str) -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod(**state(waiting=waiting))]
+    started = time.monotonic()
+    outcome, _ = follow(api, timeout=30)
+    assert (outcome.result, outcome.trouble and outcome.trouble["id"]) == ("stuck", trouble)
+    assert time.monotonic() - started < 5
+
+
+def test_no_free_slice_names_the_holders() -> None:
+    api = Script()
+    blocked = {
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/3 nodes are available: 3 cannot allocate all claims.",
+            }
+        ]
+    }
+    api.lists[POD_PATH] = [pod(**blocked)]
+    others = []
+    for i in range(2):
+        other = json.loads(json.dumps(CLAIM))
+        other["metadata"] |= {"name": f"other-{i}", "namespace": "team", "uid": f"o{i}"}
+        other["status"]["allocation"]["devices"]["results"][0]["device"] = f"gpu-0-mig-1g6gb-14-{i}"
+        other["status"]["reservedFor"] = [{"resource": "pods", "name": f"notebook-{i}"}]
+        others.append(other)
+    api.lists["/apis/resource.k8s.io/v1/resourceclaims"] = others
+    outcome, said = follow(api, schedule_timeout=1)
+    assert outcome.result == "stuck"
+    assert outcome.trouble is not None
+    needed = "all 2 published devices of profile 1g.6gb are held by team/notebook-0; team/notebook-1"
+    assert needed in outcome.trouble["found"]
+    assert any(needed in text for _, text in said)
+
+
+def test_a_trouble_that_passes_is_no_failure() -> None:
+    api = Script()
+    waiting = pod(**state(waiting={"reason": "ImagePullBackOff", "message": "slow registry"}))
+    api.lists[POD_PATH] = [waiting]
+    api.logs["smoke"] = "OK"
+    api.play(POD_PATH, "MODIFIED", waiting, RUNNING, DONE)
+    outcome, said = follow(api)
+    assert outcome.result == "succeeded"
+    assert any("ImagePullBackOff" in text for _, text in said)
+
+
+def test_a_device_that_cannot_be_prepared_is_named_in_the_time_out() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod()]
+    api.lists[EVENT_PATH] = [
+        {
+            "metadata": {"name": "e1"},
+            "reason": "FailedPrepareDynamicResources",
+            "message": "rpc error: DRA driver gpu.nvidia.com is not registered",
+            "lastTimestamp": T0,
+            "involvedObject": {"kind": "Pod", "name": "smoke"},
+        },
+        {
+            "metadata": {"name": "e0"},
+            "reason": "FailedPrepareDynamicResources",
+            "message": "of an earlier pod of that name",
+            "lastTimestamp": "2026-11-30T07:00:00Z",
+            "involvedObject": {"kind": "Pod", "name": "smoke"},
+        },
+    ]
+    outcome, said = follow(api, timeout=1)
+    assert outcome.result == "timeout"
+    assert outcome.trouble is not None
+    assert "is not registered" in outcome.trouble["found"]
+    assert "plugin pod" in outcome.trouble["fix"]
+    assert not any("earlier pod" in text for _, text in said)
+
+
+def test_a_workload_that_is_deleted_or_never_there() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod()]
+    api.play(POD_PATH, "DELETED", pod())
+    assert follow(api)[0].result == "gone"
+    outcome, _ = follow(Script(), timeout=0.5)
+    assert outcome.result == "timeout"
+    assert outcome.trouble is not None
+    assert "was not seen" in outcome.trouble["found"]
+
+
+def test_a_watch_that_expires_or_breaks_lists_again() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod()]
+    api.logs["smoke"] = "OK"
+    api.faults[POD_PATH + "?stream"] = [
+        ApiFault("server", "too old resource version", 410),
+        ApiFault("unreachable", "connection reset"),
+    ]
+    api.play(POD_PATH, "ERROR", {"code": 410})
+
+    def finish() -> None:
+        time.sleep(0.4)
+        api.lists[POD_PATH] = [DONE]
+
+    threading.Thread(target=finish).start()
+    outcome, said = follow(api, timeout=10)
+    assert outcome.result == "succeeded"
+    assert api.listed.count(POD_PATH) >= 3
+    assert any("connection reset" in text for _, text in said)
+
+
+def test_the_log_is_taken_up_where_it_broke() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [RUNNING]
+    api.logs["smoke"] = "one\ntwo"
+
+    def go_on() -> None:
+        time.sleep(0.8)
+        api.logs["smoke"] = "one\ntwo\nthree"
+        time.sleep(0.6)
+        api.lists[POD_PATH] = [DONE]
+        api.play(POD_PATH, "MODIFIED", DONE)
+
+    threading.Thread(target=go_on).start()
+    outcome, said = follow(api)
+    assert outcome.result == "succeeded"
+    assert [text for kind, text in said if kind == "log"] == ["one", "two", "three"]
+
+
+def job(*conditions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "smoke", "uid": "j1", "creationTimestamp": T0},
+        "status": {"conditions": list(conditions)} if conditions else {},
+    }
+
+
+def job_pod(name: str, phase: str, created: str, uid: str) -> dict[str, Any]:
+    made = pod(
+        name, phase, uid, containerStatuses=[{"name": "node", "state": {"running": {"startedAt": T0}}}]
+    )
+    made["metadata"]["creationTimestamp"] = created
+    return made
+
+
+def test_a_trainjob_whose_pod_was_replaced_is_judged_by_the_newer_one() -> None:
+    api = Script()
+    old = job_pod("smoke-node-0-0-aaaaa", "Running", "2026-12-01T07:00:01Z", "p1")
+    new = job_pod("smoke-node-0-0-bbbbb", "Running", "2026-12-01T07:00:09Z", "p2")
+    api.lists[JOB_PATH] = [job()]
+    api.lists[POD_PATH] = [old]
+    api.logs = {"smoke-node-0-0-aaaaa": "first", "smoke-node-0-0-bbbbb": "second\nOK"}
+
+    def go_on() -> None:
+        time.sleep(0.6)
+        api.lists[POD_PATH] = [old, new]
+        api.play(POD_PATH, "ADDED", new)
+        time.sleep(0.6)
+        api.play(
+            JOB_PATH, "MODIFIED", job({"type": "Complete", "status": "True", "reason": "AllJobsCompleted"})
+        )
+
+    threading.Thread(target=go_on).start()
+    outcome, said = follow(api, kind="TrainJob", container="node")
+    assert outcome.result == "succeeded"
+    assert [p["name"] for p in outcome.pods] == ["smoke-node-0-0-bbbbb"]
+    assert ("note", "pod smoke-node-0-0-aaaaa was replaced by smoke-node-0-0-bbbbb") in said
+    assert [text for kind, text in said if kind == "log"] == ["first", "second", "OK"]
+
+
+def test_a_failed_trainjob_stays_failed() -> None:
+    api = Script()
+    api.lists[JOB_PATH] = [
+        job({"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"})
+    ]
+    outcome, _ = follow(api, kind="TrainJob", container="node")
+    assert outcome.result == "failed"
+    assert outcome.trouble is not None
+    assert outcome.trouble["found"] == "Failed (FailedJobs): jobset failed"
+
+
+def test_a_trainjob_without_conditions_is_not_done() -> None:
+    api = Script()
+    api.lists[JOB_PATH] = [job()]
+    outcome, _ = follow(api, kind="TrainJob", timeout=0.5, container="node")
+    assert outcome.result == "timeout"
+    assert outcome.trouble is not None
+    assert "it has no pod yet" in outcome.trouble["found"]
+
+
+def test_claims_that_may_not_be_read_leave_the_allocation_open() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [DONE]
+    api.logs["smoke"] = "OK"
+    api.faults[CLAIM_PATH] = [ApiFault("forbidden", "Not allowed (403)", 403)] * 9
+    outcome, _said = follow(api)
+    assert outcome.result == "succeeded"
+    assert outcome.pods[0]["devices"] == []
+
+
+class TestState:
+    def test_pods_newest_attempt_of_each_index(self) -> None:
+        pods = []
+        for name, index, attempt, created in (
+            ("a", "1", "0", "2"),
+            ("b", "0", "0", "3"),
+            ("c", "0", "1", "1"),
+            ("d", "1", "0", "4"),
+        ):
+            labels = {workload_state.COMPLETION_INDEX: index, workload_state.RESTART_ATTEMPT: attempt}
+            pods.append({"metadata": {"name": name, "labels": labels, "creationTimestamp": created}})
+        assert [p["metadata"]["name"] for p in workload_state.newest_pods(pods)] == ["c", "d"]
+
+    @pytest.mark.parametrize(
+        ("reason", "message", "trouble"),
+        [
+            ("FailedResourceClaimCreation", 'template "x": not found', "template-missing"),
+            ("TrainJobResourcesCreationFailed", "admission webhook denied", "trainjob-resources"),
+            ("FailedPrepareDynamicResources", "rpc error", "prepare-failed"),
+            ("FailedCreate", "forbidden: violates PodSecurity", "pod-refused"),
+            ("Pulled", "fine", None),
+        ],
+    )
+    def test_events(self, reason: str, message: str, trouble: str | None) -> None:
+        found = workload_state.event_trouble({"reason": reason, "message": message})
+        assert (found and found["id"]) == trouble
+
+    def test_unresolvable_cdi_device(self) -> None:
+        waiting = {
+            "reason": "CreateContainerError",
+            "message": "unresolvable CDI devices k8s.gpu.nvidia.com/x",
+        }
+        found = workload_state.pod_trouble(pod(**state(waiting=waiting)))
+        assert found is not None
+        assert found["id"] == "cdi-unresolvable"
+
+    @pytest.mark.parametrize(
+        ("profile", "message", "text"),
+        [
+            (
+                "3g.40gb",
+                "cannot allocate",
+                "no device of profile 3g.40gb is published; published are 2 x 1g.6gb",
+            ),
+            ("1g.6gb", "node(s) had untolerated taint", "the scheduler may not use the node"),
+            ("1g.6gb", "Insufficient cpu", "the node lacks something else"),
+        ],
+    )
+    def test_why_a_pod_is_not_placed(self, profile: str, message: str, text: str) -> None:
+        devices = workload_follow.merge_slices([SLICE])["devices"]
+        assert text in workload_state.explain_unschedulable(message, profile, devices, [])
+
+    def test_a_device_for_the_picture(self) -> None:
+        devices = workload_follow.merge_slices([SLICE])["devices"]
+        drawn = [workload_state.picture_device(d) for d in devices]
+        assert [(d["uuid"], d["slices"]) for d in drawn] == [("MIG-0", [0]), ("MIG-1", [1])]
+
+    @pytest.mark.parametrize(("target", "mine"), [("smoke", True), ("smoke-node-0", True), ("smokes", False)])
+    def test_whose_event(self, target: str, mine: bool) -> None:
+        assert workload_state.about({"involvedObject": {"name": target}}, ["smoke"]) is mine
