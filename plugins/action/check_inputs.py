@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
@@ -114,9 +113,8 @@ def _layout_faults(gpu: dict[str, dict[str, Any]], shared: dict[str, Any]) -> li
     """Impossible MIG layouts, and layouts that will not yield the profile that claims ask for."""
     faults: dict[str, None] = {}
     wanted: dict[str, list[str]] = {}
-    managed = {
-        host: mine for host, mine in gpu.items() if boolean(mine.get("mig_manage", True), strict=False)
-    }
+    managed = {host: mine for host, mine in gpu.items() if inputs.manages_layout(mine)}
+    faults.update(dict.fromkeys(inputs.reach_faults(gpu)))
     # Hosts mostly share their layouts: those that do are judged together, so that a fault is told once.
     together: list[tuple[dict[str, Any], list[str]]] = []
     for host, mine in managed.items():

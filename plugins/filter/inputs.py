@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping
 
 import yaml
-from ansible.module_utils.parsing.convert_bool import boolean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices import inputs
@@ -28,7 +27,7 @@ def layouts(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> dict[str, list
         content = None
         if source:
             content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))
-        if boolean(mine.get("mig_manage", True), strict=False):
+        if inputs.manages_layout(mine):
             configs = merge_configs(mine.get("mig_configs") or {}, content, source)
             answer.update(inputs.wanted_profiles(configs, {str(host): str(mine.get("mig_config") or "")}))
     return answer

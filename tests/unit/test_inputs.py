@@ -141,6 +141,21 @@ def test_layouts_must_yield_the_profile_that_is_asked_for(profile, memory, wante
         assert says in faults[0]
 
 
+@pytest.mark.parametrize(
+    ("host", "managed", "faults"),
+    [
+        ({"mig_config": "four"}, True, 0),
+        ({"mig_config": "four", "mig_manage": False}, False, 0),
+        ({"mig_config": "four", "mig_manage": "no"}, False, 0),
+        ({"gpu_slices_nodes_reachable": False}, False, 0),
+        ({"mig_config": "four", "gpu_slices_nodes_reachable": "false"}, False, 1),
+    ],
+)
+def test_a_layout_needs_nodes_that_can_be_reached(host, managed, faults):
+    assert inputs.manages_layout(host) is managed
+    assert len(inputs.reach_faults({"a30": host})) == faults
+
+
 def test_all_faults_make_one_message():
     assert inputs.compose([]) == ""
     text = inputs.compose(["One.", "Two."])

@@ -146,6 +146,33 @@ def value_faults(settings: Mapping[str, Any], stages: Iterable[str]) -> list[str
     return faults
 
 
+def _true(value: Any) -> bool:
+    """A boolean as Ansible reads it from YAML or the command line."""
+    return str(value).strip().lower() in ("true", "yes", "on", "1", "y", "t")
+
+
+def manages_layout(host: Mapping[str, Any]) -> bool:
+    """Whether the MIG layout of a host (its variables) is ours to cut."""
+    return _true(host.get("mig_manage", True)) and _true(host.get("gpu_slices_nodes_reachable", True))
+
+
+def reach_faults(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A layout cannot be cut on nodes that Ansible does not log in to."""
+    wrong = [
+        name
+        for name, host in hosts.items()
+        if host.get("mig_config")
+        and _true(host.get("mig_manage", True))
+        and not _true(host.get("gpu_slices_nodes_reachable", True))
+    ]
+    if not wrong:
+        return []
+    return [
+        f"mig_config asks for a layout on {_hosts(wrong)}, and gpu_slices_nodes_reachable is false: "
+        "leave one of them out."
+    ]
+
+
 def wanted_profiles(configs: Mapping[str, Any], assignments: Mapping[str, str]) -> dict[str, list[str]]:
     """The MIG profiles each host is to get: host -> profiles, for layouts that can be read.
 
