@@ -58,6 +58,11 @@ class Children:
             for child in self._running:
                 child.kill()
 
+    def allow(self) -> None:
+        """Let children be started again, once those that were stopped have been waited for."""
+        with self._lock:
+            self._stopping = False
+
 
 CHILDREN = Children()
 

@@ -36,7 +36,7 @@ class Group:
     """Programs of one module under lab/.
 
     programs: program name -> main package. stamps: variable -> value, linked in.
-    copies: name in the output -> path in the directory of `module`.
+    copies: name in the output -> path in the directory of `module`. mend: take the chart's dependencies out.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Group:
     copies: Mapping[str, str] = field(default_factory=dict)
     cgo: bool = False
     link: str = ""
+    mend: bool = False
 
 
 DRIVER_COMMIT = "764900e7833798a1528bd52a2af3e1b2d5f7a616"
@@ -134,6 +135,7 @@ GROUPS = (
         "github.com/kubeflow/trainer/v2",
         0.4,
         copies={"chart": "charts/kubeflow-trainer", "crds": "manifests/base/crds"},
+        mend=True,
     ),
 )
 
@@ -159,12 +161,14 @@ def without_dependencies(chart: str) -> str:
     Helm refuses a chart whose dependencies are not in charts/, even those that are switched off.
     Raises ValueError when there is no such block, since then the release is not the one this was made for.
     """
-    mended, count = re.subn(
-        r"^dependencies:\n(?:[ -].*\n|\n)*?(?=^\S)(?!-)", "", chart, count=1, flags=re.MULTILINE
-    )
-    if not count:
+    lines = chart.splitlines(keepends=True)
+    if "dependencies:\n" not in lines:
         raise ValueError("Chart.yaml has no dependencies block")
-    return mended
+    start = lines.index("dependencies:\n")
+    end = start + 1
+    while end < len(lines) and not re.match(r"[^\s-]", lines[end]):
+        end += 1
+    return "".join(lines[:start] + lines[end:])
 
 
 def build_group(group: Group, site: Site) -> None:
@@ -191,7 +195,7 @@ def build_group(group: Group, site: Site) -> None:
                 copy_tree(source / inside, site.out / name)
             else:
                 shutil.copyfile(source / inside, site.out / name)
-    if group.name == "trainer":
+    if group.mend:
         chart = site.out / "chart" / "Chart.yaml"
         chart.write_text(without_dependencies(chart.read_text()))
 
@@ -209,7 +213,7 @@ def group_steps(repo: Path, go_version: str) -> list[Step]:
             gib=group.gib,
             files=(module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))),
             values=(go_version, repr(group)),
-            recipe=(build_group, go_environment, without_dependencies, copy_tree),
+            recipe=(build_group, go_environment, copy_tree, *((without_dependencies,) if group.mend else ())),
             keep=2,  # a running lab may still have the last one's programs mounted
         )
 

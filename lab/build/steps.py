@@ -93,7 +93,12 @@ class Plan:
 
     def run(self, names: Sequence[str], say: Callable[[str], None]) -> None:
         """Build the named steps, one at a time in each lane; the first failure ends all and is raised."""
-        waiting = list(names)
+        try:
+            self._run(list(names), say)
+        finally:
+            CHILDREN.allow()
+
+    def _run(self, waiting: list[str], say: Callable[[str], None]) -> None:
         busy: dict[Future[None], str] = {}
         with ThreadPoolExecutor(max_workers=8) as pool:
             try:
