@@ -61,13 +61,15 @@ static void mig_rows(unsigned index, unsigned gpu, unsigned *shown, FILE *out)
     for (unsigned n = 0; mig_at(gpu, n, &gi, &ci); n++) {
         const struct mig_profile *p = gi_profile(&st.gpus[gpu], gi);
 
+        char total[16], bar1[16];
+
         ++*shown;
-        fprintf(out,
-                "| %2u  %3u  %2u  %2u  | %15uMiB / %5uMiB    | %2u      0 | %2u  %2u   %2u   %2u   %2u |\n",
-                index, gi->id, ci->id, n, instance_used_mib(gpu, gi), p->memory_mib,
-                ci_profile_sm(p, ci->profile), p->ce, p->enc, p->dec, p->ofa, p->jpeg);
-        fprintf(out, "|                  | %15uMiB / %5uMiB    |           |                       |\n", 0,
-                c->mig_bar1_mib * p->mem_slices);
+        snprintf(total, sizeof(total), "%5uMiB", p->memory_mib);
+        snprintf(bar1, sizeof(bar1), "%5uMiB", c->mig_bar1_mib * p->mem_slices);
+        fprintf(out, "| %2u  %3u  %2u  %2u  | %15uMiB / %-12s|%3u      0 | %2u  %2u   %2u   %2u   %2u |\n",
+                index, gi->id, ci->id, n, instance_used_mib(gpu, gi), total, ci_profile_sm(p, ci->profile),
+                p->ce, p->enc, p->dec, p->ofa, p->jpeg);
+        fprintf(out, "|                  | %15uMiB / %-12s|           |                       |\n", 0, bar1);
         fputs("+------------------+----------------------------------+-----------+-----------------------+\n",
               out);
     }
