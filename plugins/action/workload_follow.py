@@ -233,7 +233,9 @@ class _Work:
 
     def _judge_outcome(self, outcome: Outcome) -> Check:
         trouble = outcome.trouble or {}
-        ends = "; ".join(f"{pod['name']} on {pod['node']}: {pod['end']}" for pod in outcome.pods)
+        ends = "; ".join(
+            f"{pod['name']} on {pod['node']}: {pod['end']}" for pod in outcome.pods if pod["node"]
+        )
         done = workload_state.end_text(outcome.item, self.target.container) if outcome.item else ""
         good = outcome.result == "succeeded"
         return {

@@ -1,4 +1,4 @@
-"""The scripts that run in the pods, as far as they need neither torch nor a GPU. Running them proves the rest."""
+"""The scripts that run in the pods, as far as they need neither torch nor a GPU; running them proves more."""
 
 from __future__ import annotations
 

@@ -433,7 +433,9 @@ class TestState:
     )
     def test_why_a_pod_is_not_placed(self, profile: str, message: str, text: str) -> None:
         devices = workload_follow.merge_slices([SLICE])["devices"]
-        assert text in workload_state.explain_unschedulable(message, profile, devices, [])
+        why, fix = workload_state.explain_unschedulable(message, profile, devices, [])
+        assert text in why
+        assert fix
 
     def test_a_device_for_the_picture(self) -> None:
         devices = workload_follow.merge_slices([SLICE])["devices"]

@@ -299,6 +299,8 @@ class Follower:
         if starting or not pods:
             for event in self._own_events():
                 trouble = state.event_trouble(event)
+                if trouble and trouble["id"] == "template-missing" and _claims_made(starting):
+                    continue
                 if trouble and trouble["id"] not in current:
                     current[trouble["id"]] = trouble
         now = time.monotonic()
@@ -325,10 +327,11 @@ class Follower:
             devices = merge_slices(self._api.get(f"{RESOURCE}/resourceslices").get("items") or [])["devices"]
             claims = self._api.get(f"{RESOURCE}/resourceclaims").get("items") or []
         except ApiFault as fault:
-            why = f"the holders cannot be read: {fault.message}"
+            why, fix = f"the holders cannot be read: {fault.message}", trouble["fix"]
         else:
-            why = state.explain_unschedulable(trouble["found"], self._target.profile, devices, claims)
-        explained = {**trouble, "found": f"{why} (scheduler: {trouble['found']})", "explained": True}
+            why, fix = state.explain_unschedulable(trouble["found"], self._target.profile, devices, claims)
+        found = f"{why} (scheduler: {trouble['found']})"
+        explained = {**trouble, "found": found, "fix": fix, "explained": True}
         self._troubles[trouble["id"]] = (known[0], explained)
         return explained
 
@@ -518,6 +521,11 @@ def _stamp(stamp: str) -> tuple[str, str]:
 def _describe(pod: Mapping[str, Any]) -> str:
     node = (pod.get("spec") or {}).get("nodeName")
     return f"pod {pod['metadata']['name']} is {state.phase(dict(pod))}" + (f" on {node}" if node else "")
+
+
+def _claims_made(pods: list[dict[str, Any]]) -> bool:
+    """Have all these pods their claims by now? Then events about missing ones are of the past."""
+    return all((pod.get("status") or {}).get("resourceClaimStatuses") for pod in pods)
 
 
 def _event_time(event: Mapping[str, Any]) -> str:

@@ -172,28 +172,39 @@ def about(event: Object, names: Iterable[str]) -> bool:
 
 def explain_unschedulable(
     message: str, profile: str, devices: Sequence[Object], claims: Iterable[Object]
-) -> str:
-    """Why "cannot allocate all claims": nothing published, all taken (by whom), or no usable node."""
+) -> tuple[str, str]:
+    """Why "cannot allocate all claims", and what to do.
+
+    Nothing of the profile is published, all are held (by whom), or the free ones are on nodes that cannot be used.
+    """
     published = with_holders(devices, claims)
     fitting = [d for d in published if d["profile"] == profile]
     if not fitting:
-        return f"no device of profile {profile} is published; published are {describe_profiles(published)}"
-    held = [d for d in fitting if d["holder"]]
-    holders = sorted(
-        {
+        return (
+            f"no device of profile {profile} is published; published are {describe_profiles(published)}",
+            "cut such slices (mig_config, playbooks/enable_driver.yml) or set gpu_slices_profile to one of these",
+        )
+    free = [d for d in fitting if not d["holder"]]
+    if not free:
+        holders = sorted(
             f"{d['holder']['namespace']}/{', '.join(d['holder']['pods']) or d['holder']['claim']}"
-            for d in held
-            if d["holder"]
-        }
-    )
-    if len(held) == len(fitting):
-        return f"all {len(fitting)} published devices of profile {profile} are held by {'; '.join(holders)}"
-    free = sorted({d["node"] for d in fitting if not d["holder"]})
-    count = f"{len(fitting) - len(held)} of {len(fitting)}"
-    text = f"{count} devices of profile {profile} are free, on {', '.join(free)}"
+            for d in fitting
+        )
+        return (
+            f"all {len(fitting)} published devices of profile {profile} are held by {'; '.join(holders)}",
+            "wait for these pods or delete them, or cut more slices of this profile",
+        )
+    nodes = ", ".join(sorted({d["node"] for d in free}))
+    text = f"{len(free)} of {len(fitting)} devices of profile {profile} are free, on {nodes}"
     if "taint" in message or "unschedulable" in message or "affinity" in message:
-        return text + ", but the scheduler may not use the node (taint, cordon or affinity)"
-    return text + "; the node lacks something else the pod asks for"
+        return (
+            f"{text}, but the scheduler may not use the node",
+            "take the taint or the cordon off the node, or free a device on another",
+        )
+    return (
+        f"{text}; the node lacks something else the pod asks for",
+        "free resources on the node, or ask for less",
+    )
 
 
 def claimed_devices(claim: Object, devices: Sequence[Object]) -> list[Object]:
