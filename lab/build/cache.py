@@ -2,7 +2,7 @@
 
 A thing lies in `<cache>/build/<kind>/<name>-<key>/`, where the key is a hash over everything that it was
 built from. It is built in a temporary directory beside it and renamed when complete, so a directory under
-its final name is always whole. One lock allows one builder at a time.
+its final name is always whole. A lock for each thing keeps two builders from making the same one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +61,43 @@ class Cache:
         return self.build / kind / f"{name}-{key}"
 
     @contextlib.contextmanager
-    def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the cache for building; `waiting` is called once when another builder has it."""
-        self.build.mkdir(parents=True, exist_ok=True)
-        with (self.build / ".lock").open("w") as handle:
+    def locked(self, kind: str, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold a thing for building; `waiting` is called once when another builder has it.
+
+        Whatever a killed builder left of it half built is gone then.
+        """
+        (self.build / kind).mkdir(parents=True, exist_ok=True)
+        with (self.build / kind / f".{name}.lock").open("w") as handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 waiting()
                 fcntl.flock(handle, fcntl.LOCK_EX)
+            self._drop_partial(kind, name)
             yield
+
+    def sweep(self, things: Iterable[tuple[str, str]]) -> None:
+        """Remove what killed builders left half built of these (kind, name), unless one is at it now."""
+        for kind, name in things:
+            lock = self.build / kind / f".{name}.lock"
+            if not lock.exists():
+                continue
+            with lock.open("w") as handle, contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._drop_partial(kind, name)
+
+    def _drop_partial(self, kind: str, name: str) -> None:
+        for partial in self._versions(kind, f"{PARTIAL}{name}"):
+            remove(partial)
+
+    def _versions(self, kind: str, name: str) -> list[Path]:
+        return list((self.build / kind).glob(f"{name}-{'[0-9a-f]' * KEY_LENGTH}"))
 
     @contextlib.contextmanager
     def new(self, final: Path) -> Iterator[Path]:
         """A directory to build in; it gets its final name only if the block ends without an exception."""
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = final.parent / f"{PARTIAL}{final.name}"
-        remove(partial)
         partial.mkdir()
         try:
             yield partial
@@ -87,15 +107,9 @@ class Cache:
         finally:
             remove(partial)
 
-    def drop_partial(self) -> None:
-        """Remove what a killed builder left half built; call only with the lock held."""
-        for partial in self.build.glob(f"*/{PARTIAL}*"):
-            remove(partial)
-
     def drop_old(self, kind: str, name: str, current: Path, keep: int) -> list[Path]:
         """Remove all but the `keep` newest of a thing (the current one always stays); returns what went."""
-        pattern = f"{name}-{'[0-9a-f]' * KEY_LENGTH}"
-        others = [path for path in (self.build / kind).glob(pattern) if path != current]
+        others = [path for path in self._versions(kind, name) if path != current]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         gone = others[max(keep - 1, 0) :]
         for path in gone:

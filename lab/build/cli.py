@@ -164,13 +164,12 @@ def build(targets: Sequence[str], cache: Cache, started: float) -> None:
     if packages:
         say(f"packages: installing {', '.join(packages)}")
         install_packages(packages, cache)
-    with cache.locked(lambda: say("lab: waiting for another builder")):
-        cache.drop_partial()
-        missing = plan.missing(targets)
-        say(f"lab: building {len(missing)} of {len(plan.steps)} parts: {', '.join(missing)}")
-        plan.run(missing, say)
-        if "node-image" in missing:
-            drop_node_images(node_reference(plan.paths["node-image"]))
+    cache.sweep((step.kind, step.name) for step in plan.steps.values())
+    missing = plan.missing(targets)
+    say(f"lab: building {len(missing)} of {len(plan.steps)} parts: {', '.join(missing)}")
+    plan.run(missing, say)
+    if "node-image" in missing:
+        drop_node_images(node_reference(plan.paths["node-image"]))
     say("lab: done")
 
 

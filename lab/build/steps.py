@@ -121,10 +121,22 @@ class Plan:
                 raise
 
     def _build(self, step: Step, say: Callable[[str], None]) -> None:
-        started = time.monotonic()
+        def waiting() -> None:
+            say(f"{step.name}: another builder is at it, waiting")
+
+        with self.cache.locked(step.kind, step.name, waiting):
+            if self.is_built(step.name):
+                return
+            started = time.monotonic()
+            self._build_locked(step, say)
+            say(f"{step.name}: built in {time.monotonic() - started:.0f} s")
+            self.cache.drop_old(step.kind, step.name, self.paths[step.name], step.keep)
+
+    def _build_locked(self, step: Step, say: Callable[[str], None]) -> None:
         self.cache.logs.mkdir(parents=True, exist_ok=True)
         log = self.cache.logs / f"{step.name}.log"
         log.write_bytes(b"")
+        started = time.monotonic()
         doing = ["starting"]
 
         def note(text: str) -> None:
@@ -137,13 +149,10 @@ class Plan:
             while not ended.wait(HEARTBEAT_S):
                 say(f"{step.name}: still {doing[0]} ({time.monotonic() - started:.0f} s)")
 
-        heart = threading.Thread(target=beat, daemon=True)
-        heart.start()
+        threading.Thread(target=beat, daemon=True).start()
         try:
             with self.cache.new(self.paths[step.name]) as out:
                 needs = {name: self.paths[name] for name in step.needs}
                 step.build(Site(out, log, self.repo, self.cache, needs, note))
         finally:
             ended.set()
-        say(f"{step.name}: built in {time.monotonic() - started:.0f} s")
-        self.cache.drop_old(step.kind, step.name, self.paths[step.name], step.keep)

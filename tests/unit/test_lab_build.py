@@ -93,17 +93,30 @@ def test_what_a_killed_builder_left_is_dropped(tmp_path):
     program = (
         "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
         "from pathlib import Path; from lab.build.cache import Cache;"
-        "cache = Cache(Path(sys.argv[2]));"
+        "cache = Cache(Path(sys.argv[2])); lock = cache.locked('go', 'kube', print); lock.__enter__();"
         "context = cache.new(cache.path('go', 'kube', '0' * 16)); out = context.__enter__();"
         "(out / 'half').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(REPO), str(tmp_path)], check=False)
     assert done.returncode == -9
-    left = list((tmp_path / "build" / "go").iterdir())
-    assert len(left) == 1
-    assert not left[0].name.startswith("kube")
-    Cache(tmp_path).drop_partial()
-    assert list((tmp_path / "build" / "go").iterdir()) == []
+    cache = Cache(tmp_path)
+    assert [path.name for path in entries(tmp_path)] == [f".partial-kube-{'0' * KEY_LENGTH}"]
+    cache.sweep([("go", "kube"), ("go", "etcd")])
+    assert entries(tmp_path) == []
+
+
+def test_what_is_being_built_is_not_swept_away(tmp_path):
+    cache = Cache(tmp_path)
+    final = cache.path("go", "kube", "0" * KEY_LENGTH)
+    with cache.locked("go", "kube", lambda: None), cache.new(final) as out:
+        cache.sweep([("go", "kube")])
+        assert out.is_dir()
+    assert entries(tmp_path) == [final]
+
+
+def entries(root: Path) -> list[Path]:
+    """What lies among the Go programs of a cache, without the locks."""
+    return [path for path in (root / "build" / "go").iterdir() if path.suffix != ".lock"]
 
 
 def test_old_versions_go_and_the_current_one_stays(tmp_path):
@@ -127,10 +140,10 @@ def test_second_builder_waits_and_says_so(tmp_path):
     order: list[str] = []
 
     def second() -> None:
-        with cache.locked(lambda: order.append("waiting")):
+        with cache.locked("go", "kube", lambda: order.append("waiting")):
             order.append("second")
 
-    with cache.locked(lambda: order.append("never")):
+    with cache.locked("go", "kube", lambda: order.append("never")):
         thread = threading.Thread(target=second)
         thread.start()
         while not order:
@@ -295,7 +308,7 @@ def test_archive_is_a_complete_oci_layout(tmp_path):
     }
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20)
 @given(
     st.dictionaries(
         st.from_regex(r"[a-z]{1,8}(/[a-z]{1,8}){0,2}", fullmatch=True), st.binary(max_size=64), max_size=6
