@@ -81,8 +81,8 @@ class Target:
 class Outcome:
     """How it ended.
 
-    ``result``: succeeded, failed, stuck (a trouble outlasted its grace), timeout or gone. ``trouble`` says why
-    for all but the first. ``pods``: {name, node, uid, log (None if unreadable), end, devices [with all
+    ``result``: succeeded, failed, stuck (a trouble outlasted its grace), timeout or gone. ``trouble`` says
+    why for all but the first. ``pods``: {name, node, uid, log (None if unreadable), end, devices [with all
     that is published about them]}, by completion index.
     """
 

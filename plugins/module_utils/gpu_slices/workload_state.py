@@ -175,14 +175,14 @@ def explain_unschedulable(
 ) -> tuple[str, str]:
     """Why "cannot allocate all claims", and what to do.
 
-    Nothing of the profile is published, all are held (by whom), or the free ones are on nodes that cannot be used.
+    Nothing of the profile is published, all are held (by whom), or the free ones are on unusable nodes.
     """
     published = with_holders(devices, claims)
     fitting = [d for d in published if d["profile"] == profile]
     if not fitting:
         return (
             f"no device of profile {profile} is published; published are {describe_profiles(published)}",
-            "cut such slices (mig_config, playbooks/enable_driver.yml) or set gpu_slices_profile to one of these",
+            "cut such slices (mig_config) or set gpu_slices_profile to a published one",
         )
     free = [d for d in fitting if not d["holder"]]
     if not free:
