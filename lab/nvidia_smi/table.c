@@ -80,20 +80,18 @@ static void process_rows(unsigned index, unsigned gpu, unsigned *shown, FILE *ou
     struct app app;
 
     for (unsigned n = 0; app_at(gpu, n, &app); n++) {
-        char gi[8] = "N/A", ci[8] = "N/A", name[40];
+        char ids[16] = "   N/A  N/A", name[40];
         size_t length = strlen(app.name);
 
         if (app.gi != NO_ID)
-            snprintf(gi, sizeof(gi), "%u", app.gi);
-        if (app.ci != NO_ID)
-            snprintf(ci, sizeof(ci), "%u", app.ci);
+            snprintf(ids, sizeof(ids), "%5u%5u ", app.gi, app.ci);
         /* A long path keeps its end. */
         if (length > 36)
             snprintf(name, sizeof(name), "...%s", app.name + length - 33);
         else
             snprintf(name, sizeof(name), "%s", app.name);
         ++*shown;
-        fprintf(out, "|%5u%6s%5s%16d      C   %-36s%7uMiB |\n", index, gi, ci, app.pid, name, app.mib);
+        fprintf(out, "|%5u%s%16d      C   %-36s%7uMiB |\n", index, ids, app.pid, name, app.mib);
     }
 }
 

@@ -6,7 +6,7 @@ import re
 import shlex
 
 import pytest
-from conftest import FIXTURES, Node
+from silicon_node import FIXTURES, MakeNode, Node
 
 CAPTURES = FIXTURES / "nvidia-smi"
 COMMAND = re.compile(r"^\$ (nvidia-smi.*?)\n(.*?)^(?:--rc=|\[rc )(\d+)\]?\n", re.S | re.M)
@@ -32,8 +32,8 @@ IDLE = commands("h200-580.txt")
 BUSY = [c for c in commands("h200-580-busy.txt") if "pmon" not in c[0]]
 
 
-@pytest.fixture()
-def captured(make_node) -> Node:
+@pytest.fixture
+def captured(make_node: MakeNode) -> Node:
     """One H200 as it was captured: MIG off, that driver."""
     node: Node = make_node("H200", "--driver-version", "580.159.04")
     return node
@@ -82,7 +82,8 @@ def test_every_field_of_a_real_card_can_be_queried(captured: Node) -> None:
     listed = (CAPTURES / "h200-580-busy.txt").read_text().split("# properties", 1)[1].splitlines()[1:]
     fields = [line.split() for line in listed if line and not re.match(r"\d:", line)]
     assert len(fields) > 200
-    header, values = captured.ok(f"--query-gpu={','.join(f[-1] for f in fields)}", "--format=csv").splitlines()
+    names = ",".join(f[-1] for f in fields)
+    header, values = captured.ok(f"--query-gpu={names}", "--format=csv").splitlines()
     assert [name.split(" [")[0] for name in header.split(", ")] == [f[0] for f in fields]
     assert len(values.split(", ")) == len(fields)
 

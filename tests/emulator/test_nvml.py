@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FIXTURES, Node
+from silicon_node import FIXTURES, MakeNode, Node
 
 CAPTURE: dict[str, Any] = json.loads((FIXTURES / "nvml" / "h200-580.json").read_text())
 CAPTURE.pop("nvmlDeviceGetAddressingMode")  # was asked with a wrong structure version
@@ -75,7 +75,9 @@ def test_every_symbol_the_driver_calls_is_there(programs: Path) -> None:
 def test_the_library_needs_libc_only_and_shows_only_nvml(programs: Path) -> None:
     dynamic = subprocess.run(
         ["readelf", "-dW", "--dyn-syms", str(programs / "libnvidia-ml.so.1")],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert re.findall(r"NEEDED.*\[(.*)\]", dynamic) == ["libc.so.6"]
     assert re.findall(r"SONAME.*\[(.*)\]", dynamic) == ["libnvidia-ml.so.1"]
@@ -88,7 +90,11 @@ def test_nvidia_smi_runs_where_there_is_no_library(h200: Node, programs: Path) -
     """The driver's own start-up check: an empty environment, the library preloaded."""
     env = {"LD_PRELOAD": str(programs / "libnvidia-ml.so.1"), "LAB_SILICON_ROOT": str(h200.root)}
     done = subprocess.run(
-        [str(h200.root / "usr/bin/nvidia-smi"), "--version"], env=env, capture_output=True, text=True, check=False
+        [str(h200.root / "usr/bin/nvidia-smi"), "--version"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0
     assert "DRIVER version      : 580.95.05" in done.stdout
@@ -113,7 +119,8 @@ for i in range(n.nvmlDeviceGetCount()):
                      "gi": n.nvmlDeviceGetGpuInstanceId(mig), "ci": n.nvmlDeviceGetComputeInstanceId(mig),
                      "mib": n.nvmlDeviceGetMemoryInfo(mig).total >> 20, "sm": a.multiprocessorCount,
                      "attribute_mib": a.memorySizeMB, "index": n.nvmlDeviceGetIndex(mig),
-                     "parent": n.nvmlDeviceGetUUID(parent), "is_mig": n.nvmlDeviceIsMigDeviceHandle(mig).value,
+                     "parent": n.nvmlDeviceGetUUID(parent),
+                     "is_mig": n.nvmlDeviceIsMigDeviceHandle(mig).value,
                      "by_uuid": n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(mig)))})
     found.append({"name": n.nvmlDeviceGetName(device), "uuid": n.nvmlDeviceGetUUID(device), "migs": migs,
                   "pci": n.nvmlDeviceGetPciInfo(device).busId, "mode": n.nvmlDeviceGetMigMode(device)})
@@ -121,7 +128,7 @@ print(json.dumps(found))
 """
 
 
-def test_nvidia_ml_py_lists_gpus_and_mig_devices(make_node) -> None:
+def test_nvidia_ml_py_lists_gpus_and_mig_devices(make_node: MakeNode) -> None:
     node: Node = make_node("A30,H200")
     node.ok("-i", "0", "-mig", "1")
     node.ok("mig", "-i", "0", "-cgi", "2g.12gb,1g.6gb,1g.6gb", "-C")
@@ -142,13 +149,16 @@ def test_nvidia_ml_py_lists_gpus_and_mig_devices(make_node) -> None:
     assert re.findall(r"UUID: (GPU-[^)]+)", listed) == [a30["uuid"], h200["uuid"]]
 
 
-def test_nvitop_lists_gpus_mig_devices_and_processes(make_node) -> None:
+def test_nvitop_lists_gpus_mig_devices_and_processes(make_node: MakeNode) -> None:
     node: Node = make_node("A30,H200")
     node.ok("-i", "0", "-mig", "1")
     node.ok("mig", "-cgi", "1g.6gb,1g.6gb", "-C")
     holder = node.hold("--gpu", "0", "--gi", "4", "--memory", "321")
     done = subprocess.run(
-        [str(Path(sys.executable).with_name("nvitop")), "-1"], env=node.env, capture_output=True, text=True,
+        [str(Path(sys.executable).with_name("nvitop")), "-1"],
+        env=node.env,
+        capture_output=True,
+        text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -162,10 +172,11 @@ def test_nvitop_lists_gpus_mig_devices_and_processes(make_node) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_memory_structures(h200: Node, version: int) -> None:
+    which = "None" if version == 1 else "n.nvmlMemory_v2"
     script = f"""
 import pynvml as n
 n.nvmlInit()
-m = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), version={'None' if version == 1 else 'n.nvmlMemory_v2'})
+m = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), version={which})
 print(m.total, m.free, m.used, getattr(m, "reserved", 0))
 """
     total, free, used, reserved = map(int, h200.python(script).split())
@@ -177,8 +188,8 @@ def test_wrong_structure_versions_and_arguments(h200: Node) -> None:
     script = """
 import ctypes
 import pynvml as n
-lib = n.nvmlLib if n.nvmlLib else None
-n.nvmlInit(); lib = n.nvmlLib
+n.nvmlInit()
+lib = n.nvmlLib
 device = n.nvmlDeviceGetHandleByIndex(0)
 memory = n.c_nvmlMemory_v2_t(); memory.version = 7
 mode = n.c_nvmlDeviceAddressingMode_t()
@@ -199,16 +210,24 @@ print(n.nvmlDeviceGetCount())
 
 def test_without_silicon_the_driver_is_not_loaded(h200: Node) -> None:
     env = {**h200.env, "LAB_SILICON_ROOT": str(h200.home / "nowhere")}
-    assert h200.python("""
+    assert (
+        h200.python(
+            """
 import pynvml as n
 try:
     n.nvmlInit()
 except n.NVMLError_DriverNotLoaded as e:
     print(e)
-""", env) == "Driver Not Loaded\n"
+""",
+            env,
+        )
+        == "Driver Not Loaded\n"
+    )
     done = h200.smi("-L", env=env)
     assert done.returncode == 9
-    assert done.stdout.startswith("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+    assert done.stdout.startswith(
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    )
 
 
 def test_xid_events_arrive(h200: Node) -> None:
