@@ -46,16 +46,25 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         group = str(settings["gpu_slices_node_group"])
         faults = inputs.node_group_faults(group, variables["groups"])
         hosts = list(variables["groups"].get(group) or [])
-        faults += self._hosts(variables, hosts, _specs(Path(arguments["roles_path"])))
+        values, found = self._values(variables, hosts, _specs(Path(arguments["roles_path"])))
+        faults += found
+        gpu = {host: values[host] for host in hosts}
+        nodes = {host: str(mine.get("gpu_slices_node_name") or host) for host, mine in gpu.items()}
+        layouts, found = _layouts(gpu, settings)
+        faults += inputs.duplicate_node_faults(nodes) + found
         faults += inputs.value_faults(settings, arguments["stages"])
         message = inputs.compose(faults)
-        result: dict[str, Any] = {"changed": False}
+        # Looking at the variables of all hosts is dear, so what later tasks need of them is kept.
+        told = {"gpu_slices_inputs": {"nodes": nodes, "layouts": layouts}}
+        result: dict[str, Any] = {"changed": False, "ansible_facts": told}
         if message:
             result.update(failed=True, msg=message)
         return result
 
-    def _hosts(self, variables: dict[str, Any], hosts: list[str], specs: dict[str, Any]) -> list[str]:
-        """Names, types and layouts, for localhost and each GPU node."""
+    def _values(
+        self, variables: dict[str, Any], hosts: list[str], specs: dict[str, Any]
+    ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """The values of our variables, host by host, and the faults in their names and types."""
         hostvars = variables["hostvars"]
         # localhost may be implicit: it is no member of a group then, yet extra variables show there.
         looked_at = [variables["inventory_hostname"], *hosts]
@@ -77,11 +86,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         }
         faults += inputs.unknown_variables(names, specs, allowed)
         faults += _type_faults(values, specs)
-        gpu = {host: values[host] for host in hosts}
-        faults += inputs.duplicate_node_faults(
-            {host: str(mine.get("gpu_slices_node_name") or host) for host, mine in gpu.items()}
-        )
-        return faults + _layout_faults(gpu, values[variables["inventory_hostname"]])
+        return values, faults
 
 
 def _specs(roles: Path) -> dict[str, Any]:
@@ -109,8 +114,10 @@ def _type_faults(values: dict[str, dict[str, Any]], specs: dict[str, Any]) -> li
     return [f"Hosts {', '.join(hosts)}: {message}" for message, hosts in hosts_by_fault.items()]
 
 
-def _layout_faults(gpu: dict[str, dict[str, Any]], shared: dict[str, Any]) -> list[str]:
-    """Impossible MIG layouts, and layouts that will not yield the profile that claims ask for."""
+def _layouts(
+    gpu: dict[str, dict[str, Any]], settings: dict[str, Any]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The profiles that each host's layout cuts; and the layouts that are wrong."""
     faults: dict[str, None] = {}
     wanted: dict[str, list[str]] = {}
     managed = {host: mine for host, mine in gpu.items() if inputs.manages_layout(mine)}
@@ -142,9 +149,9 @@ def _layout_faults(gpu: dict[str, dict[str, Any]], shared: dict[str, Any]) -> li
         faults.update(dict.fromkeys(layout_faults(configs, assignments, models)))
         wanted.update(inputs.wanted_profiles(configs, assignments))
     if faults or len(managed) < len(gpu):
-        return list(faults)
-    profile = str(shared.get("gpu_slices_profile", "auto"))
-    return inputs.profile_faults(profile, str(shared.get("gpu_slices_memory", "5Gi")), wanted)
+        return wanted, list(faults)
+    profile, memory = str(settings["gpu_slices_profile"]), str(settings["gpu_slices_memory"])
+    return wanted, inputs.profile_faults(profile, memory, wanted)
 
 
 def _configs(mine: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,13 @@ import os
 import tempfile
 import time
 from functools import partial
-from typing import Any, Callable, Dict, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable
 
-from .kube_api import KubeApi
 from .resource_slices import DRIVER, merge_slices, with_holders
+
+if TYPE_CHECKING:
+    # Filters import this file in every task; the kubernetes package behind it would cost each half a second.
+    from .kube_api import KubeApi
 
 Object = Dict[str, Any]
 
