@@ -388,7 +388,7 @@ static void hold_all(const struct options *o)
 
     if (select_gpus(o->ids, &s) == 0)
         for (unsigned i = 0; i < s.n; i++)
-            client_hold(s.gpu[i], NO_ID, NO_ID, 0, 0, "nvidia-smi");
+            device_hold(s.gpu[i], NO_ID, NO_ID, 0, 0, "nvidia-smi");
 }
 
 int main(int argc, char **argv)

@@ -164,7 +164,7 @@ nvmlReturn_t nvmlShutdown(void)
     if (!initialised)
         return NV_UNINITIALIZED;
     if (--initialised == 0)
-        client_release_all();
+        device_release_all();
     return NV_OK;
 }
 
@@ -246,17 +246,17 @@ static int opened(unsigned gpu)
     if (!strcmp(program_invocation_short_name, "nvidia-smi"))
         return NV_OK;
     if (!computes) {
-        client_hold(gpu, NO_ID, NO_ID, 0, 0, program_invocation_short_name);
+        device_hold(gpu, NO_ID, NO_ID, 0, 0, program_invocation_short_name);
         return NV_OK;
     }
     for (int i = 0; i < MAX_GIS; i++)
         for (int k = 0; k < MAX_CIS && g->gi[i].used; k++)
             if (g->gi[i].ci[k].used && mig_visible(gpu, g->gi[i].id, g->gi[i].ci[k].id)) {
-                client_hold(gpu, g->gi[i].id, g->gi[i].ci[k].id, 1, 0, program_invocation_short_name);
+                device_hold(gpu, g->gi[i].id, g->gi[i].ci[k].id, 1, 0, program_invocation_short_name);
                 any = 1;
             }
     if (!any)
-        client_hold(gpu, NO_ID, NO_ID, !g->mig_current, 0, program_invocation_short_name);
+        device_hold(gpu, NO_ID, NO_ID, !g->mig_current, 0, program_invocation_short_name);
     return NV_OK;
 }
 

@@ -3,6 +3,7 @@
 #include "root.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,51 @@ unsigned gpu_module(unsigned gpu)
 int may_configure(void)
 {
     return geteuid() == 0 && (place.admin || node_there("nvidia-caps/nvidia-cap%u", 1));
+}
+
+static int node_fds[256];
+static unsigned node_count;
+
+static void node_keep(const char *format, unsigned n)
+{
+    char path[600], have[600], link[64];
+    int k = place.admin ? snprintf(path, sizeof(path), "%s/dev/", place.root)
+                        : snprintf(path, sizeof(path), "%s/", place.dev);
+
+    snprintf(path + k, sizeof(path) - k, format, n);
+    for (unsigned i = 0; i < node_count; i++) {
+        ssize_t length;
+
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", node_fds[i]);
+        length = readlink(link, have, sizeof(have) - 1);
+        have[length > 0 ? length : 0] = '\0';
+        if (strcmp(have, path) == 0)
+            return;
+    }
+    if (node_count < sizeof(node_fds) / sizeof(node_fds[0]) &&
+        (node_fds[node_count] = open(path, O_PATH | O_CLOEXEC)) >= 0)
+        node_count++;
+}
+
+int device_hold(unsigned gpu, unsigned gi, unsigned ci, int compute, unsigned memory_mib, const char *name)
+{
+    int rc = client_hold(gpu, gi, ci, compute, memory_mib, name);
+
+    if (rc)
+        return rc;
+    node_keep("nvidia%u", st.gpus[gpu].minor);
+    if (gi != NO_ID && ci != NO_ID) {
+        node_keep("nvidia-caps/nvidia-cap%u", gi_minor(st.gpus[gpu].minor, gi));
+        node_keep("nvidia-caps/nvidia-cap%u", ci_minor(st.gpus[gpu].minor, gi, ci));
+    }
+    return 0;
+}
+
+void device_release_all(void)
+{
+    client_release_all();
+    while (node_count)
+        close(node_fds[--node_count]);
 }
 
 /* ---- looking ---- */

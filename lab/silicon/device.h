@@ -34,6 +34,14 @@ struct st_gi *gi_find(struct st_gpu *g, unsigned id);
 struct st_ci *ci_find(struct st_gi *gi, unsigned id);
 const struct mig_profile *gi_profile(const struct st_gpu *g, const struct st_gi *gi);
 
+/*
+ * Be a client of a GPU or instance, and show it as a client of a real one would: with its device nodes among
+ * the process's open files. (They are opened as paths: no driver stands behind them.) A second time is a
+ * no-op.
+ */
+int device_hold(unsigned gpu, unsigned gi, unsigned ci, int compute, unsigned memory_mib, const char *name);
+void device_release_all(void);
+
 /* Is the GPU (or, with gi/ci, that instance) held by anybody but this process? */
 int gpu_busy(unsigned gpu);
 int instance_busy(unsigned gpu, unsigned gi, unsigned ci);      /* ci NO_ID: any of that GPU instance */

@@ -370,7 +370,7 @@ static int do_hold(const struct options *o)
         return die("no such instance", 0);
     sigaction(SIGTERM, &sa, NULL);
     sigaction(SIGINT, &sa, NULL);
-    rc = client_hold((unsigned)o->gpu, gi, ci, 1, o->memory > 0 ? (unsigned)o->memory : 0, "lab-silicon");
+    rc = device_hold((unsigned)o->gpu, gi, ci, 1, o->memory > 0 ? (unsigned)o->memory : 0, "lab-silicon");
     if (rc)
         return die("cannot hold", rc);
     printf("held by pid %d\n", (int)getpid());
@@ -379,7 +379,7 @@ static int do_hold(const struct options *o)
         sleep((unsigned)o->seconds);
     else
         pause();
-    client_release_all();
+    device_release_all();
     return 0;
 }
 

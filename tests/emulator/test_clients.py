@@ -242,7 +242,8 @@ def test_readers_always_see_a_whole_state(h200: Node) -> None:
             "-c",
             "while :; do nvidia-smi mig -cgi 9 -C && nvidia-smi mig -dci && "
             "nvidia-smi mig -dgi; done >/dev/null",
-        ]
+        ],
+        start_new_session=True,
     )
     seen = set()
     try:
@@ -252,7 +253,7 @@ def test_readers_always_see_a_whole_state(h200: Node) -> None:
             seen.add(len(shown))
             assert h200.smi("-L").returncode == 0
     finally:
-        writer.kill()
+        os.killpg(writer.pid, signal.SIGKILL)
         writer.wait()
     assert seen == {0, 1}
 
@@ -324,3 +325,34 @@ def test_a_file_that_holds_nothing_whole_is_said_to_be_broken(h200: Node) -> Non
     assert str(h200.state) in done.stderr
     h200.init("H200")
     assert h200.mode() == ("Disabled", "Disabled")
+
+
+# ---- as other tools find a holder ----
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open, as lsof or fuser would find it."""
+    return {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def test_a_client_has_its_device_nodes_open(cut: Node) -> None:
+    env = cut.pod("pod", *caps(3))
+    holder = cut.hold("--gpu", "0", "--gi", "3", env=env)
+    dev = cut.home / "pod"
+    assert {str(dev / node) for node in caps(3)} <= open_files(holder.pid)
+    script = """
+import os
+import pynvml as n
+def nodes():
+    links = [f"/proc/self/fd/{f}" for f in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(link) for link in links if os.path.exists(link)]
+    return sorted(os.path.basename(t) for t in targets if "/dev/nvidia" in t)
+n.nvmlInit()
+print(nodes())
+for _ in range(3):
+    n.nvmlDeviceGetHandleByIndex(0)
+print(nodes())
+n.nvmlShutdown()
+print(nodes())
+"""
+    assert cut.python(script).splitlines() == ["[]", "['nvidia0']", "[]"]
