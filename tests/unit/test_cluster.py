@@ -160,7 +160,7 @@ def test_the_newest_helm_revision_is_read():
     )
     assert found["revision"] == 10
     assert found["status"] == "deployed"
-    assert found["values"] == {"a": 2}
+    assert found["values"] == cluster.digest({"a": 2})
     assert found["version"] == "0.4.1"
 
 

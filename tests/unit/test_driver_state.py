@@ -7,6 +7,7 @@ import time
 
 import pytest
 from gpu_slices import driver_state as driver
+from gpu_slices.cluster import digest
 
 NOW = float(calendar.timegm((2026, 12, 1, 12, 0, 0)))
 OLD, YOUNG = "2026-12-01T11:00:00Z", "2026-12-01T11:59:59Z"
@@ -202,7 +203,7 @@ def test_in_check_mode_a_real_run_may_mend_it():
     assert "would be restarted on a30" in dry["slices_match"]["found"]
 
 
-RELEASE = {"found": True, "status": "deployed", "version": "0.4.1", "values": {"a": {"b": 1}}}
+RELEASE = {"found": True, "status": "deployed", "version": "0.4.1", "values": digest({"a": {"b": 1}})}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ RELEASE = {"found": True, "status": "deployed", "version": "0.4.1", "values": {"
         ({**RELEASE, "version": "v0.4.1"}, False),
         ({**RELEASE, "version": "0.4.0"}, True),
         ({**RELEASE, "status": "failed"}, True),
-        ({**RELEASE, "values": {"a": {"b": 2}}}, True),
+        ({**RELEASE, "values": digest({"a": {"b": 2}})}, True),
         ({**RELEASE, "found": False}, True),
         (None, True),
     ],

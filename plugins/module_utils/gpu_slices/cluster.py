@@ -420,10 +420,11 @@ def _ask_helm_release(api: KubeApi, options: Object) -> Callable[[], Any]:
 def latest_release(secrets: Iterable[Object]) -> Object:
     """What Helm recorded about the newest revision of a release.
 
-    Returns ``{found, status, revision, chart, version, values}``; ``values`` are those that the user gave.
+    Returns ``{found, status, revision, chart, version, values}``; ``values`` is a digest of those that the
+    user gave (:func:`digest`), for they may hold what belongs in no log.
     Helm keeps each revision in a Secret, as gzipped JSON that is base64 within base64.
     """
-    empty: Object = {"found": False, "status": "", "revision": 0, "chart": "", "version": "", "values": {}}
+    empty: Object = {"found": False, "status": "", "revision": 0, "chart": "", "version": "", "values": ""}
     newest: Object | None = None
     for secret in secrets:
         labels = secret["metadata"].get("labels") or {}
@@ -444,8 +445,13 @@ def latest_release(secrets: Iterable[Object]) -> Object:
         "revision": int(release.get("version") or 0),
         "chart": str(chart.get("name") or ""),
         "version": str(chart.get("version") or ""),
-        "values": release.get("config") or {},
+        "values": digest(release.get("config") or {}),
     }
+
+
+def digest(data: Any) -> str:
+    """A hash of plain data, the same for equal data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 _QUESTIONS: dict[str, Callable[[KubeApi, Object], Callable[[], Any]]] = {

@@ -9,7 +9,7 @@ import calendar
 import time
 from typing import Any, Dict, Iterable, Mapping
 
-from .cluster import PLUGIN_CONTAINER
+from .cluster import PLUGIN_CONTAINER, digest
 from .node_labels import selects
 from .preflight import check
 from .resource_slices import DRIVER, compare_with_hardware, describe_profiles
@@ -362,4 +362,4 @@ def release_differs(facts: Object, version: str, values: Mapping[str, Any]) -> b
     if not release or not release["found"] or release["status"] != "deployed":
         return True
     same_version = str(release["version"]).lstrip("v") == str(version).lstrip("v")
-    return not same_version or release["values"] != values
+    return not same_version or release["values"] != digest(values)
