@@ -115,6 +115,13 @@ class _Work:
             pods = self._recorded(existing, answers["slices"])
             checks = self._judge(pods, note=f"not run again: done {_completed(existing)}")
             settled = bool(pods) and not any(check["status"] == "fail" for check in checks)
+        if settled:
+            _say(
+                "note",
+                f"not run again: {self.target.kind} {self.target.name}, done {_completed(existing)}, holds",
+            )
+            for pod in pods:
+                _say("log", workload_log.last_line(pod["log"] or ""), self.stage)
         running = existing and not workload_state.finished(existing) and not _deleting(existing)
         stale = [] if settled or running or not existing else [existing]
         if not check_mode:

@@ -1,8 +1,8 @@
 """Keep the report of a run: report.json with every row, junit.xml and report.html when the run ends.
 
 Collects what gpu_check, workload_follow and gpu_report hand over in their results, and turns any other
-failed task of a play that recorded rows, or that uses the role ``inputs``, into a failed row. Does nothing
-in check mode and in playbooks that record nothing.
+failed task of a run that recorded rows, and of a role of this project that is not the lab's, into a failed
+row. Does nothing in check mode and in playbooks that record nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._recorder: Recorder | None = None
         self._variables: Any = None
         self._play: Any = None
-        self._ours = False
         self._playbook = ""
         self._failures: dict[str, dict[str, Any]] = {}
         self._summarised = False
@@ -62,13 +61,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._playbook = Path(playbook._file_name).name
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """See whether the play is one of this project's: then its failures are rows too."""
+        """Remember where the play's variables are."""
         self._play = play
         self._variables = play.get_variable_manager()
-        self._ours = self._ours or any(
-            role.get_name() == "inputs" or any(d.get_name() == "inputs" for d in role.get_all_dependencies())
-            for role in play.roles
-        )
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """A new role starts a new clock: the seconds of its first row count from here."""
@@ -96,8 +91,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Add the failures that nothing rescued, write all three files, and say where they are."""
         for host, row in self._failures.items():
-            if (stats.failures.get(host) or stats.dark.get(host)) and (self._recorder or self._ours):
-                self._open(row.pop("directory")).add(row)
+            ours = row.pop("ours")
+            directory = row.pop("directory")
+            if (stats.failures.get(host) or stats.dark.get(host)) and (self._recorder or ours):
+                self._open(directory).add(row)
         if self._recorder is None:
             return
         self._recorder.finish()
@@ -150,6 +147,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             "seconds": round(time.monotonic() - self._mark, 2),
             "at": now(),
             "directory": self._directory(result),
+            "ours": role != "" and not role.startswith("lab_"),
         }
 
     def _open(self, directory: Path) -> Recorder:
