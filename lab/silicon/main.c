@@ -31,7 +31,7 @@ static const char usage[] =
     "      Instances vanish; MIG mode stays on Ampere and is lost on Hopper.\n"
     "  lab-silicon hold --gpu N [--gi N [--ci N]] [--memory MiB] [--seconds S]\n"
     "      Be a compute process on that GPU or instance until killed (or for S seconds).\n"
-    "  lab-silicon fault FAULT [--gpu N] [--gi N] [--ci N]     (without --gpu: all GPUs)\n"
+    "  lab-silicon fault FAULT... [--gpu N] [--gi N] [--ci N]     (without --gpu: all GPUs)\n"
     "      busy             a client that cannot be named holds the GPU\n"
     "      noreset          as in a virtual machine: no reset; a mode change waits for a reboot (Ampere)\n"
     "      lost             the GPU has fallen off the bus, until a reboot\n"
@@ -40,7 +40,9 @@ static const char usage[] =
     "      xid:CODE         one Xid event\n"
     "      clear            no faults\n"
     "\n"
-    "Environment: LAB_SILICON_ROOT, the driver root (default /driver-root).\n";
+    "Environment, for tests: LAB_SILICON_ROOT, the driver root (default /driver-root); LAB_SILICON_STATE "
+    "and\n"
+    "LAB_SILICON_DEV, the state file and the device directory of a pod.\n";
 
 static int die(const char *what, int error)
 {
@@ -402,49 +404,60 @@ static int fault_is(const char *text, const char *name)
     return strncmp(text, name, n) == 0 && (text[n] == '\0' || text[n] == ':');
 }
 
-static int do_fault(const struct options *o, const char *fault)
+/* 0: done to GPU `gpu`; -1: there is no such fault. */
+static int fault_arm(unsigned gpu, const char *fault, const struct options *o)
 {
-    unsigned number, first = o->gpu < 0 ? 0 : (unsigned)o->gpu, last = o->gpu < 0 ? st.n_gpus : first + 1;
-    int known = 1, rc;
+    struct st_faults *f = &st.gpus[gpu].faults;
+    unsigned n;
 
-    if (number_after(fault, 0, &number) != 0)
-        return wrong("a number must follow the colon");
+    if (number_after(fault, 0, &n) != 0)
+        return -1;
+    if (fault_is(fault, "busy")) {
+        f->busy = 1;
+    } else if (fault_is(fault, "noreset")) {
+        f->noreset = 1;
+    } else if (fault_is(fault, "lost")) {
+        f->lost = 1;
+    } else if (fault_is(fault, "insufficient")) {
+        f->insufficient = 1;
+        f->insufficient_after = n;
+    } else if (fault_is(fault, "slow")) {
+        f->slow_ms = n;
+    } else if (fault_is(fault, "clear")) {
+        memset(f, 0, sizeof(*f));
+    } else if (fault_is(fault, "xid") && n) {
+        st.events[st.last_event % MAX_EVENTS] = (struct st_event){
+            .seq = st.last_event + 1,
+            .time = (uint64_t)time(NULL),
+            .xid = n,
+            .gpu = (uint8_t)gpu,
+            .gi = o->gi < 0 ? NO_ID : (uint8_t)o->gi,
+            .ci = o->ci < 0 ? NO_ID : (uint8_t)o->ci,
+        };
+        st.last_event++;
+    } else {
+        return -1;
+    }
+    return 0;
+}
+
+/* All the faults named, on one GPU or on all, or none of them. */
+static int do_fault(const struct options *o, char *const *faults, int count)
+{
+    unsigned first = o->gpu < 0 ? 0 : (unsigned)o->gpu, last = o->gpu < 0 ? st.n_gpus : first + 1;
+    int rc;
+
     if (last > st.n_gpus)
         return wrong("no such GPU");
     rc = state_begin();
     if (rc)
         return die(place.file, rc);
-    for (unsigned i = first; i < last && known; i++) {
-        struct st_faults *f = &st.gpus[i].faults;
-
-        if (fault_is(fault, "busy"))
-            f->busy = 1;
-        else if (fault_is(fault, "noreset"))
-            f->noreset = 1;
-        else if (fault_is(fault, "lost"))
-            f->lost = 1;
-        else if (fault_is(fault, "insufficient")) {
-            f->insufficient = 1;
-            f->insufficient_after = number;
-        } else if (fault_is(fault, "slow"))
-            f->slow_ms = number;
-        else if (fault_is(fault, "clear"))
-            memset(f, 0, sizeof(*f));
-        else if (fault_is(fault, "xid") && number)
-            st.events[st.last_event % MAX_EVENTS] =
-                (struct st_event){.seq = ++st.last_event,
-                                  .time = (uint64_t)time(NULL),
-                                  .xid = number,
-                                  .gpu = (uint8_t)i,
-                                  .gi = o->gi < 0 ? NO_ID : (uint8_t)o->gi,
-                                  .ci = o->ci < 0 ? NO_ID : (uint8_t)o->ci};
-        else
-            known = 0;
-    }
-    if (!known) {
-        state_abort();
-        return wrong("unknown fault");
-    }
+    for (unsigned gpu = first; gpu < last; gpu++)
+        for (int i = 0; i < count; i++)
+            if (fault_arm(gpu, faults[i], o) != 0) {
+                state_abort();
+                return wrong("unknown fault, or a number that is none");
+            }
     rc = state_commit();
     return rc ? die(place.file, rc) : 0;
 }
@@ -554,5 +567,5 @@ int main(int argc, char **argv)
         return do_reboot();
     if (strcmp(command, "hold") == 0)
         return do_hold(&o);
-    return do_fault(&o, argv[optind]);
+    return do_fault(&o, argv + optind, argc - optind);
 }

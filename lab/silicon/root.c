@@ -287,6 +287,7 @@ static int fail(const char *what)
 
 int root_make(const char *root, const char *bin, const char *version, int link_host)
 {
+    static const char *const programs[] = {"nvidia-smi", "lab-silicon"};
     char path[700], from[700], text[256];
 
     path_in(path, sizeof(path), root, "dev/nvidia-caps");
@@ -318,12 +319,15 @@ int root_make(const char *root, const char *bin, const char *version, int link_h
     if (minors_put(root) != 0 || devices_put(root) != 0)
         return fail("the proc files");
 
-    path_in(path, sizeof(path), root, "usr/bin/nvidia-smi");
-    snprintf(from, sizeof(from), "%s/nvidia-smi", bin);
-    if (file_copy(from, path, 0755) != 0)
-        return fail(path);
-    if (link_host && link_put(path, "/usr/bin/nvidia-smi") != 0)
-        return fail("/usr/bin/nvidia-smi");
+    for (unsigned i = 0; i < sizeof(programs) / sizeof(programs[0]); i++) {
+        path_in(path, sizeof(path), root, "usr/bin/%s", programs[i]);
+        snprintf(from, sizeof(from), "%s/%s", bin, programs[i]);
+        snprintf(text, sizeof(text), "/usr/bin/%s", programs[i]);
+        if (file_copy(from, path, 0755) != 0)
+            return fail(path);
+        if (link_host && link_put(path, text) != 0)
+            return fail(text);
+    }
     path_in(path, sizeof(path), root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.%s", version);
     snprintf(from, sizeof(from), "%s/libnvidia-ml.so.1", bin);
     if (file_copy(from, path, 0755) != 0)
@@ -334,9 +338,6 @@ int root_make(const char *root, const char *bin, const char *version, int link_h
     path_in(path, sizeof(path), root, "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
     if (link_put(text, path) != 0)
         return fail(path);
-    snprintf(from, sizeof(from), "%s/lab-silicon", bin);
-    if (link_host && link_put(from, "/usr/bin/lab-silicon") != 0)
-        return fail("/usr/bin/lab-silicon");
     return 0;
 }
 

@@ -349,7 +349,9 @@ def test_driver_root_has_what_the_driver_looks_for(make_node: MakeNode) -> None:
         assert stat.S_IMODE(info.st_mode) == mode
     libraries = node.root / "usr/lib/x86_64-linux-gnu"
     assert (libraries / "libnvidia-ml.so.1").readlink() == Path("libnvidia-ml.so.580.95.05")
-    assert not (node.root / "usr/bin/nvidia-smi").is_symlink()
+    for program in ("nvidia-smi", "lab-silicon"):
+        assert not (node.root / "usr/bin" / program).is_symlink()
+        assert os.access(node.root / "usr/bin" / program, os.X_OK)
     devices = (node.root / "proc/devices").read_text()
     assert re.search(
         r"^Character devices:\n(?:.+\n)*236 nvidia-caps\n(?:.+\n)*\nBlock devices:\n", devices, re.M
@@ -441,6 +443,10 @@ def test_busy_and_slow(h200: Node) -> None:
     h200.ok("-mig", "1")
     assert time.monotonic() - started >= 0.3
     assert h200.show()["gpus"][0]["faults"] == "slow:300"
+    h200.silicon("fault", "clear", "busy", "insufficient:2")
+    assert h200.show()["gpus"][0]["faults"] == "busy insufficient:2"
+    assert h200.silicon("fault", "clear", "nonsense", check=False).returncode == 2
+    assert h200.show()["gpus"][0]["faults"] == "busy insufficient:2"
 
 
 @pytest.mark.parametrize(
