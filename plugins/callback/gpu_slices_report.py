@@ -14,7 +14,9 @@ from typing import Any
 
 import ansible.release
 from ansible import context
+from ansible.errors import AnsibleError
 from ansible.plugins.callback import CallbackBase
+from ansible.template import Templar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.report import (
@@ -168,12 +170,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         return artifacts_directory(self._variable(result, "gpu_slices_artifacts_dir"), PROJECT)
 
     def _variable(self, result: Any, name: str) -> str:
-        """A plain inventory value; one that is itself a template is read as unset."""
+        """An inventory value as text; one that cannot be worked out is read as unset."""
         if self._variables is None:
             return ""
         values = self._variables.get_vars(play=self._play, host=result._host, task=result._task)
-        value = values.get(name)
-        return value if isinstance(value, str) and "{{" not in value else ""
+        try:
+            value = Templar(loader=self._play.get_loader(), variables=values).template(values.get(name))
+        except AnsibleError:
+            return ""
+        return str(value or "")
 
 
 def _data(result: Any) -> dict[str, Any]:

@@ -230,7 +230,7 @@ PLAY = [
     {
         "hosts": "localhost",
         "gather_facts": False,
-        "vars": {"gpu_slices_silicon": "emulated"},
+        "vars": {"gpu_slices_silicon": "emulated", "gpu_slices_artifacts_dir": "{{ base }}/artifacts"},
         "tasks": [
             {
                 "name": "Record",
@@ -262,7 +262,7 @@ PLAY = [
 def play(folder: Path, *arguments: str, **extra: Any) -> subprocess.CompletedProcess[str]:
     path = folder / "play.yml"
     path.write_text(yaml.safe_dump(PLAY))
-    extra = {"gpu_slices_artifacts_dir": str(folder / "artifacts"), **extra}
+    extra = {"base": str(folder), **extra}
     return subprocess.run(
         [
             str(Path(sys.executable).with_name("ansible-playbook")),
