@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
@@ -52,6 +53,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         nodes = {host: str(mine.get("gpu_slices_node_name") or host) for host, mine in gpu.items()}
         layouts, found = _layouts(gpu, settings)
         faults += inputs.duplicate_node_faults(nodes) + found
+        shared = values[variables["inventory_hostname"]]
+        if boolean(shared.get("dra_driver_install", False), strict=False):
+            namespace = str(shared.get("dra_driver_namespace") or "")
+            faults += inputs.driver_faults(shared.get("dra_driver_values"), namespace, layouts)
         faults += inputs.value_faults(settings, arguments["stages"])
         message = inputs.compose(faults)
         # Looking at the variables of all hosts is dear, so what later tasks need of them is kept.

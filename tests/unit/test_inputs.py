@@ -156,6 +156,31 @@ def test_a_layout_needs_nodes_that_can_be_reached(host, managed, faults):
     assert len(inputs.reach_faults({"a30": host})) == faults
 
 
+@pytest.mark.parametrize(
+    ("values", "namespace", "says"),
+    [
+        ({}, "dra", []),
+        ({"resources": {"gpus": {"enabled": False}}}, "dra", ["resources.gpus.enabled"]),
+        ({"featureGates": {"DynamicMIG": True}}, "dra", ["layouts of a30"]),
+        (
+            {"featureGates": {"DynamicMIG": True, "MPSSupport": "true"}},
+            "dra",
+            ["layouts", "excludes MPSSupport"],
+        ),
+        ({"featureGates": {"MPSSupport": True}}, "dra", []),
+        ({}, "default", ["dra_driver_namespace"]),
+        ({"allowDefaultNamespace": True}, "default", []),
+        ("rubbish", "dra", []),
+        ({"resources": None, "featureGates": []}, "dra", []),
+    ],
+)
+def test_chart_values_that_cannot_work_are_refused(values, namespace, says):
+    faults = inputs.driver_faults(values, namespace, ["a30"])
+    assert len(faults) == len(says)
+    for fault, text in zip(faults, says):
+        assert text in fault
+
+
 def test_all_faults_make_one_message():
     assert inputs.compose([]) == ""
     text = inputs.compose(["One.", "Two."])

@@ -220,6 +220,45 @@ def profile_faults(profile: str, memory: str, wanted: Mapping[str, Iterable[str]
     return []
 
 
+_EXCLUDES_DYNAMIC_MIG = ("MPSSupport", "NVMLDeviceHealthCheck", "PassthroughSupport")
+
+
+def driver_faults(values: Any, namespace: str, managed: Iterable[str]) -> list[str]:
+    """Chart values that the driver, its chart or our layouts cannot live with.
+
+    ``values`` are the user's chart values, ``managed`` the hosts whose MIG layout is ours to cut.
+    """
+    if not isinstance(values, Mapping):
+        return []
+    faults = []
+    gpus = _at(values, "resources", "gpus").get("enabled", True)
+    if not _true(gpus):
+        faults.append(
+            "dra_driver_values switches resources.gpus.enabled off: no GPU would be published."
+        )
+    gates = {str(name) for name, on in _at(values, "featureGates").items() if _true(on)}
+    if "DynamicMIG" in gates:
+        hosts = list(managed)
+        if hosts:
+            faults.append(
+                "dra_driver_values switches featureGates.DynamicMIG on, with which the driver destroys the "
+                f"layouts of {_hosts(hosts)}: drop the gate, or set mig_manage: false."
+            )
+        clash = sorted(gates.intersection(_EXCLUDES_DYNAMIC_MIG))
+        if clash:
+            faults.append(f"featureGates.DynamicMIG excludes {', '.join(clash)}: keep one of them.")
+    if namespace == "default" and not _true(values.get("allowDefaultNamespace", False)):
+        faults.append("dra_driver_namespace is default, which the chart refuses: choose another.")
+    return faults
+
+
+def _at(values: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for step in path:
+        below = values.get(step)
+        values = below if isinstance(below, Mapping) else {}
+    return values
+
+
 def compose(faults: Iterable[str]) -> str:
     """All faults as one message."""
     listed = list(faults)
