@@ -261,17 +261,16 @@ class _Work:
 
     def _judge(self, pods: list[dict[str, Any]], note: str = "") -> list[Check]:
         cuda = bool(self.arguments["require_cuda"])
-        world = int(self.arguments["world"])
-        if self.stage == "sft" and len(pods) != world:
-            found = f"{len(pods)} pods with evidence: {', '.join(p['name'] for p in pods)}"
+        world = int(self.arguments["world"]) if self.stage == "sft" else 1
+        if len(pods) != world:
             return [
                 {
                     "id": "pods",
                     "status": "fail",
-                    "asked": f"{world} pods trained",
-                    "found": found,
+                    "asked": f"the logs of {world} pods can be judged",
+                    "found": f"{len(pods)} pods ({', '.join(p['name'] for p in pods) or 'none'})",
                     "needed": f"{world} pods",
-                    "fix": "run again",
+                    "fix": "run again; nothing else may delete the pods meanwhile",
                     "evidence": {},
                 }
             ]

@@ -177,6 +177,14 @@ def test_ours_of_other_inputs_go_and_nobody_elses(tmp_path: Path) -> None:
     assert (result["settled"], result["changed"]) == (True, True)
 
 
+@pytest.mark.parametrize(("stage", "world"), [("smoke", 1), ("sft", 2)])
+def test_a_success_without_its_pods_proves_nothing(stage: str, world: int, tmp_path: Path) -> None:
+    arguments = {"stage": stage, "kind": "Pod", "name": "mine", "namespace": NS, "container": "c"}
+    work = action._Work({**arguments, "profile": "", "require_cuda": False, "world": world}, tmp_path)
+    (check,) = work._judge([])
+    assert (check["id"], check["status"]) == ("pods", "fail")
+
+
 def test_check_mode_shows_and_touches_nothing(tmp_path: Path) -> None:
     server = Server(pod(phase="Failed"), pod("former"))
     result = prepare(server, tmp_path, check_mode=True)
