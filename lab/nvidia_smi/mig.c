@@ -106,7 +106,7 @@ static unsigned for_each_gi(const struct args *a, const struct selection *s, eac
         for (unsigned id = 0; id < 15; id++) {
             struct st_gi *gi = gi_find(&st.gpus[s->gpu[i]], id);
 
-            if (!gi || !in_list(a->has_gi, a->gi, a->n_gi, id))
+            if (!gi || !gi_visible(s->gpu[i], gi) || !in_list(a->has_gi, a->gi, a->n_gi, id))
                 continue;
             count++;
             *rc = show(a, s->index[i], s->gpu[i], gi);
@@ -524,7 +524,7 @@ int command_mig(int argc, char **argv)
         for (int k = 0; k < MAX_GIS; k++) {
             const struct st_gi *gi = &st.gpus[s.gpu[i]].gi[k];
 
-            n += gi->used && in_list(a.has_gi, a.gi, a.n_gi, gi->id);
+            n += gi->used && gi_visible(s.gpu[i], gi) && in_list(a.has_gi, a.gi, a.n_gi, gi->id);
         }
     if (!n)
         return none("GPU instances");

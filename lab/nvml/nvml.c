@@ -1201,7 +1201,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpu
     for (unsigned gi = 0; gi < 15; gi++) {
         struct st_gi *found = gi_find(t.g, gi);
 
-        if (found && found->profile == i)
+        if (found && found->profile == i && gi_visible(t.gpu, found))
             instances[(*count)++] = intern(K_GI, t.gpu, gi, 0);
     }
     return NV_OK;
@@ -1209,11 +1209,14 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned id, nvmlGpu
 
 nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instance)
 {
+    const struct st_gi *gi;
+
     WHOLE_GPU(device);
     NEED(instance);
     if (!t.card->mem_slices)
         return NV_UNSUPPORTED;
-    if (!gi_find(t.g, id))
+    gi = gi_find(t.g, id);
+    if (!gi || !gi_visible(t.gpu, gi))
         return NV_NOT_FOUND;
     *instance = intern(K_GI, t.gpu, id, 0);
     return *instance ? NV_OK : NV_UNKNOWN;

@@ -111,6 +111,14 @@ int mig_visible(unsigned gpu, unsigned gi, unsigned ci)
                            node_there("nvidia-caps/nvidia-cap%u", ci_minor(minor, gi, ci)));
 }
 
+int gi_visible(unsigned gpu, const struct st_gi *gi)
+{
+    for (int i = 0; i < MAX_CIS && !place.admin; i++)
+        if (gi->ci[i].used && mig_visible(gpu, gi->id, gi->ci[i].id))
+            return 1;
+    return place.admin;
+}
+
 /* Boards number their modules in their own way; the first card of a captured one was module 5. */
 unsigned gpu_module(unsigned gpu)
 {

@@ -25,6 +25,8 @@ const char *result_text(int r);
 /* What this process may see: all on the node, in a pod what it has device nodes for. */
 int gpu_visible(unsigned gpu);
 int mig_visible(unsigned gpu, unsigned gi, unsigned ci);
+int gi_visible(unsigned gpu,
+               const struct st_gi *gi); /* it has a compute instance that is visible, or all are */
 unsigned gi_minor(unsigned gpu_minor, unsigned gi);
 unsigned ci_minor(unsigned gpu_minor, unsigned gi, unsigned ci);
 unsigned gpu_module(unsigned gpu); /* place on the base board */

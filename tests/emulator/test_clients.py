@@ -58,7 +58,7 @@ def test_a_pod_sees_exactly_the_device_it_was_given(cut: Node) -> None:
         assert seen[0] == cut.ok("-L").splitlines()[0]
         assert [line.split("UUID")[1] for line in seen[1:]] == [lines[index].split("UUID")[1]]
         assert seen[1].startswith("  MIG 1g.6gb      Device  0:")
-        assert "<mig_device>" in cut.smi("-q", "-x", env=env).stdout
+        assert re.findall(r"MIG 1g.6gb +14 +(\d)", cut.smi("mig", "-lgi", env=env).stdout) == [str(gi)]
         assert cut.smi("-q", "-x", env=env).stdout.count("<mig_device>") == 1
         assert cut.smi(env=env).stdout.count("MiB /  5952MiB") == 1
 
