@@ -253,6 +253,20 @@ def test_others_are_asked_for_each_right_and_subresources_are_split():
     assert answer[0]["resource"] == "pods/log"
 
 
+@pytest.mark.parametrize(("present", "expected"), [(True, ["ns"]), (False, [])])
+def test_rights_are_asked_for_where_the_driver_really_is(present, expected):
+    item = daemonset(labels={"dra-driver-nvidia-gpu-component": "kubelet-plugin"})
+    api = FakeApi(
+        {
+            REVIEWS: lambda attributes: attributes["verb"] != "*",
+            "/apis/apps/v1/daemonsets": {"items": [item] if present else []},
+        }
+    )
+    rights = [{"verb": "delete", "group": "", "resource": "pods", "namespace": cluster.PLUGIN_NAMESPACE}]
+    answer = cluster.read(api, ["access"], {"rights": rights})["access"]
+    assert [right["namespace"] for right in answer] == expected
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster.tempfile, "gettempdir", lambda: str(tmp_path))

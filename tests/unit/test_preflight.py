@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from gpu_slices import preflight
-from gpu_slices.cluster import DRA_RESOURCES, TRAINER_CRDS
+from gpu_slices.cluster import DRA_RESOURCES, PLUGIN_NAMESPACE, TRAINER_CRDS
 
 SETTINGS = {
     "nodes": ["gpu-a"],
@@ -291,6 +291,8 @@ def test_rights_follow_the_stages():
     assert ("create", "namespaces", "") not in rights(stages=["smoke"], namespace_create=False)
     assert ("create", "daemonsets", "dra-driver-nvidia-gpu") in rights(driver_install=True)
     assert ("create", "daemonsets", "dra-driver-nvidia-gpu") not in rights(driver_install=False)
+    assert ("delete", "pods", "dra-driver-nvidia-gpu") in rights(driver_install=True)
+    assert ("delete", "pods", PLUGIN_NAMESPACE) in rights(driver_install=False)
     assert ("list", "nodes", "") in rights(stages=[])
 
 

@@ -29,6 +29,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "gpu-slices"
 LABELS_ANNOTATION = "gpu-slices.dev/labels"
 PLUGIN_CONTAINER = "gpus"
+# In a right: whatever namespace the driver's kubelet plugin turns out to be in.
+PLUGIN_NAMESPACE = "@driver"
 DRA_GROUP = "resource.k8s.io"
 DRA_RESOURCES = ("deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices")
 
@@ -357,6 +359,8 @@ def _ask_access(api: KubeApi, options: Object) -> Callable[[], Any]:
 
     def ask() -> list[Object]:
         rights = list(options.get("rights") or [])
+        if any(right.get("namespace") == PLUGIN_NAMESPACE for right in rights):
+            rights = _placed(rights, _ask_daemonsets(api, options)())
         # Whoever may do everything needs one question, not forty.
         if review({"verb": "*", "group": "*", "resource": "*"}):
             return [{**right, "allowed": True} for right in rights]
@@ -368,6 +372,18 @@ def _ask_access(api: KubeApi, options: Object) -> Callable[[], Any]:
         return [{**right, "allowed": answers[str(number)]} for number, right in enumerate(rights)]
 
     return ask
+
+
+def _placed(rights: list[Object], daemonsets: list[Object]) -> list[Object]:
+    """The rights with the plugin's namespace filled in; without a plugin nothing is needed there."""
+    found = [item["namespace"] for item in daemonsets if item["role"] == "dra"]
+    placed = []
+    for right in rights:
+        if right.get("namespace") != PLUGIN_NAMESPACE:
+            placed.append(right)
+        elif found:
+            placed.append({**right, "namespace": found[0]})
+    return placed
 
 
 def _ask_objects(api: KubeApi, options: Object) -> Callable[[], Any]:

@@ -233,9 +233,7 @@ def driver_faults(values: Any, namespace: str, managed: Iterable[str]) -> list[s
     faults = []
     gpus = _at(values, "resources", "gpus").get("enabled", True)
     if not _true(gpus):
-        faults.append(
-            "dra_driver_values switches resources.gpus.enabled off: no GPU would be published."
-        )
+        faults.append("dra_driver_values switches resources.gpus.enabled off: no GPU would be published.")
     gates = {str(name) for name, on in _at(values, "featureGates").items() if _true(on)}
     if "DynamicMIG" in gates:
         hosts = list(managed)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable
 
-from .cluster import DRA_GROUP, DRA_RESOURCES, MANAGED_BY, MANAGER, PLUGIN_CONTAINER
+from .cluster import DRA_GROUP, DRA_RESOURCES, MANAGED_BY, MANAGER, PLUGIN_CONTAINER, PLUGIN_NAMESPACE
 from .kube_version import KUBERNETES_ADVISED, KUBERNETES_NEEDED, kubernetes_verdict, runtime_cdi, show
 from .resource_slices import profile_slug
 
@@ -23,6 +23,8 @@ Check = Dict[str, Any]
 
 _READ = ("get", "list", "watch")
 _WRITE = ("get", "create", "patch", "delete")
+# Whoever hands out rights that he does not hold himself needs these two as well.
+_GRANT = (*_WRITE, "escalate", "bind")
 # (verbs, API group, resource, where); where is "" for the whole cluster, "own" for the workloads' namespace,
 # "driver" for that of the driver.
 _Right = Any
@@ -43,12 +45,16 @@ RIGHTS: dict[str, list[_Right]] = {
         (("list",), "", "events", "driver"),
     ],
     "driver_install": [
-        (_WRITE, "", "secrets", "driver"),
+        ((*_WRITE, "list"), "", "secrets", "driver"),
         (_WRITE, "", "serviceaccounts", "driver"),
         (_WRITE, "apps", "daemonsets", "driver"),
-        (_WRITE, "rbac.authorization.k8s.io", "clusterroles", ""),
+        (_GRANT, "rbac.authorization.k8s.io", "roles", "driver"),
+        (_WRITE, "rbac.authorization.k8s.io", "rolebindings", "driver"),
+        (_GRANT, "rbac.authorization.k8s.io", "clusterroles", ""),
         (_WRITE, "rbac.authorization.k8s.io", "clusterrolebindings", ""),
         (_WRITE, DRA_GROUP, "deviceclasses", ""),
+        (_WRITE, "admissionregistration.k8s.io", "validatingadmissionpolicies", ""),
+        (_WRITE, "admissionregistration.k8s.io", "validatingadmissionpolicybindings", ""),
         (("create",), "apiextensions.k8s.io", "customresourcedefinitions", ""),
         (("create",), "", "namespaces", ""),
     ],
@@ -84,7 +90,8 @@ def needed_rights(settings: Object) -> list[Object]:
     places = {
         "": "",
         "own": str(settings.get("namespace", "")),
-        "driver": str(settings.get("driver_namespace", "")),
+        # Somebody else's driver may be in any namespace: that is looked up when the rights are asked for.
+        "driver": str(settings["driver_namespace"]) if settings.get("driver_install") else PLUGIN_NAMESPACE,
     }
     rights: dict[tuple[str, str, str, str], Object] = {}
     for group in groups:
