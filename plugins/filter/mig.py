@@ -37,8 +37,14 @@ def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") ->
         raise AnsibleFilterError("; ".join(error.faults)) from error
 
 
-def mig_checks(gpus: Sequence[Mapping[str, Any]], host: str, layout: str) -> list[dict[str, Any]]:
-    """One report row per GPU of ``host``; ``layout`` "" = its layout is not managed."""
+def mig_checks(
+    gpus: Sequence[Mapping[str, Any]], host: str, layout: str, plan: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """One report row per GPU of ``host``.
+
+    ``layout`` "" = not managed; a GPU without a row in ``plan`` is one that no entry of the layout matches.
+    """
+    planned = {row["index"] for row in plan}
     rows: list[dict[str, Any]] = []
     for gpu in gpus:
         cut = Counter(device["profile"] for device in gpu["mig_devices"])
@@ -53,7 +59,7 @@ def mig_checks(gpus: Sequence[Mapping[str, Any]], host: str, layout: str) -> lis
                 "id": f"mig-{host}-gpu{gpu['index']}",
                 "status": "pass",
                 "asked": f"{host} GPU {gpu['index']} ({gpu['name']}): "
-                + (f"layout {layout}" if layout else "read only (mig_config is empty)"),
+                + _asked(layout, gpu["index"] in planned),
                 "found": found,
                 "evidence": {
                     "uuid": gpu["uuid"],
@@ -66,6 +72,12 @@ def mig_checks(gpus: Sequence[Mapping[str, Any]], host: str, layout: str) -> lis
             }
         )
     return rows
+
+
+def _asked(layout: str, planned: bool) -> str:
+    if not layout:
+        return "read only (mig_config is empty)"
+    return f"layout {layout}" if planned else f"left alone (no entry of {layout} matches)"
 
 
 class FilterModule:

@@ -552,13 +552,17 @@ def filters():
 
 def test_report_rows_say_what_a_gpu_is(node):
     node = node(new_gpu(0, A30), new_gpu(1, T4))
-    gpus = node.run(config=[layout(("1g.6gb", 2), ("2g.12gb", 1), devices=[0])])["gpus"]
-    rows = filters()["mig_checks"](gpus, "a30", "mixed")
+    result = node.run(config=[layout(("1g.6gb", 2), ("2g.12gb", 1), devices=[0])])
+    checks = filters()["mig_checks"]
+    rows = checks(result["gpus"], "a30", "mixed", result["plan"])
     assert [(row["id"], row["found"]) for row in rows] == [
         ("mig-a30-gpu0", "MIG Enabled, 2 x 1g.6gb, 1 x 2g.12gb"),
         ("mig-a30-gpu1", "MIG N/A"),
     ]
     assert len(rows[0]["evidence"]["devices"]) == 3
+    assert rows[0]["asked"] == "a30 GPU 0 (NVIDIA A30): layout mixed"
+    assert rows[1]["asked"] == "a30 GPU 1 (Tesla T4): left alone (no entry of mixed matches)"
+    assert checks(result["gpus"], "a30", "")[0]["asked"].endswith("read only (mig_config is empty)")
 
 
 def test_a_layout_file_that_is_not_yaml_is_named():
