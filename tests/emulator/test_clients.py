@@ -282,7 +282,7 @@ def test_kill_at_any_moment_leaves_a_whole_state(h200: Node) -> None:
         assert shown["generation"] >= last
         last = shown["generation"]
         assert len(shown["gpus"][0]["instances"]) <= 7
-    assert last > 40
+    assert last > 10  # there was something to interrupt
     h200.ok("-r")
     h200.ok("mig", "-cgi", "19", "-C")
     assert len(h200.mig_lines()) == 1
