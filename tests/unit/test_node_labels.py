@@ -9,9 +9,12 @@ from gpu_slices.node_labels import (
     LabelError,
     expression_holds,
     patch_for,
+    pick_nodes,
     plan_node,
+    planned_daemonset,
     read_record,
     selects,
+    show_labels,
     wanted_labels,
 )
 from hypothesis import given
@@ -155,6 +158,33 @@ def test_a_damaged_record_is_dropped(text):
     assert read_record(text) == {}
     item = {"labels": PRESENT, "added_labels": text}
     assert apply(item, PRESENT)["added_labels"] == ""
+
+
+def test_a_diff_shows_only_what_is_touched():
+    item = {"name": "a30", "labels": {"x": "1", "y": "2"}, "added_labels": ""}
+    plan = plan_node(item, {"x": "3", "z": "4"})
+    assert show_labels(item, plan, after=False) == 'node a30\nx: "1"\n'
+    assert show_labels(item, plan, after=True) == 'node a30\nx: "3"\nz: "4"\n'
+
+
+def test_a_node_that_is_not_there_is_named():
+    with pytest.raises(LabelError, match="no node b"):
+        pick_nodes({"a": {}}, ["a", "b"])
+    assert pick_nodes({"a": {}, "c": {}}, ["a"]) == {"a": {}}
+
+
+@pytest.mark.parametrize(
+    ("chart_values", "selector"),
+    [
+        ({"kubeletPlugin": {"nodeSelector": {"pool": "gpu", "n": 1}}}, {"pool": "gpu", "n": "1"}),
+        ({"kubeletPlugin": {"nodeSelector": {}}}, None),
+        ({"kubeletPlugin": None}, None),
+        ({}, None),
+    ],
+)
+def test_a_driver_still_to_be_installed_is_obeyed_by_its_values(chart_values, selector):
+    found = planned_daemonset(chart_values)
+    assert (found and found["node_selector"]) == selector
 
 
 values = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["1", "2"]))

@@ -164,6 +164,30 @@ def patch_for(node: Object, plan: Object) -> Object:
     return {"metadata": metadata}
 
 
-def show_labels(labels: Mapping[str, str | None], keys: Iterable[str]) -> str:
-    """The given labels as lines ``key: "value"`` for a diff; absent ones are left out."""
-    return "".join(f'{key}: "{labels[key]}"\n' for key in sorted(keys) if labels.get(key) is not None)
+def show_labels(node: Object, plan: Object, *, after: bool) -> str:
+    """What a plan touches of a node, as lines for a diff, before or after it."""
+    labels = {**node["labels"], **plan["labels"]} if after else node["labels"]
+    lines = [f'{key}: "{labels[key]}"' for key in sorted(plan["labels"]) if labels.get(key) is not None]
+    return "\n".join([f"node {node['name']}", *lines]) + "\n"
+
+
+def pick_nodes(known: Mapping[str, Object], names: Iterable[str]) -> dict[str, Object]:
+    """The named nodes. Raises LabelError when the cluster lacks one."""
+    wanted = list(names)
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise LabelError(
+            f"the cluster has no node {', '.join(missing)} (it has: {', '.join(sorted(known)) or 'none'}); "
+            "correct the inventory, or set gpu_slices_node_name"
+        )
+    return {name: known[name] for name in wanted}
+
+
+def planned_daemonset(chart_values: Mapping[str, Any]) -> Object | None:
+    """What a driver that is not installed yet will ask of nodes, by its chart values; None if nothing."""
+    plugin = chart_values.get("kubeletPlugin")
+    selector = plugin.get("nodeSelector") if isinstance(plugin, Mapping) else None
+    if not isinstance(selector, Mapping) or not selector:
+        return None
+    labels = {str(key): str(value) for key, value in selector.items()}
+    return {"namespace": "chart", "name": "values", "node_selector": labels, "affinity_terms": []}

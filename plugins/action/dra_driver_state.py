@@ -1,0 +1,183 @@
+"""Judge the DRA driver, and restart plugin pods that publish an outdated picture of the hardware.
+
+Arguments: ``kubeconfig``, ``context``; ``nodes``, the Kubernetes nodes that the driver must serve;
+``hardware`` {node: GPUs as module mig_layout returns them}, nodes left out are not compared; ``restart``
+(true), whether plugin pods may be restarted; ``timeout`` (120), the longest wait in seconds.
+
+Finds the DaemonSet by label and container, waits until each node has a Ready plugin pod and slices, and
+compares these with the hardware. The driver looks at the GPUs only when it starts, so where they differ the
+plugin pod is deleted, once, and the wait goes on until both agree. Never fails because the driver is wrong:
+the verdict is in
+``checks``, for gpu_check. In check mode nothing is restarted. Also returns ``restarted`` [nodes], ``devices``
+(published, with their holders), ``daemonset`` (trimmed) and ``waited`` (seconds).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
+from gpu_slices.cluster import read
+from gpu_slices.driver_state import driver_checks, find_plugin, next_step, plugin_pods, waiting_for
+from gpu_slices.kube_api import ApiFault, KubeApi
+
+PAUSE = 0.5
+LOG_LINES = 8
+
+
+class Driver:
+    """The driver as one task sees it."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.api = KubeApi.from_kubeconfig(params["kubeconfig"], params["context"])
+        self.nodes: list[str] = params["nodes"]
+        self.hardware = {node: gpus for node, gpus in params["hardware"].items() if node in self.nodes}
+        self.plugin: dict[str, Any] | None = None
+        self.facts: dict[str, Any] = {}
+
+    def look(self) -> None:
+        """Read everything; the plugin's pods too once its DaemonSet is known."""
+        want = ["nodes", "daemonsets", "device_classes", "slices", "claims"]
+        options: dict[str, Any] = {}
+        if self.plugin:
+            want.append("plugin_pods")
+            options = {
+                "plugin_selector": self.plugin["selector"],
+                "plugin_namespace": self.plugin["namespace"],
+            }
+        facts = read(self.api, want, options)
+        for question, fault in facts["errors"].items():
+            raise ApiFault(fault["kind"], f"{question} cannot be read: {fault['message']}")
+        first = self.plugin is None
+        self.plugin = find_plugin(facts)
+        if first and self.plugin:
+            options = {
+                "plugin_selector": self.plugin["selector"],
+                "plugin_namespace": self.plugin["namespace"],
+            }
+            facts.update(read(self.api, ["plugin_pods"], options))
+        self.facts = facts
+
+    def restart(self, nodes: list[str]) -> None:
+        """Delete the plugin pod of each node; the DaemonSet makes a new one."""
+        pods = plugin_pods(self.facts)
+        for node in nodes:
+            if node in pods:
+                path = f"/api/v1/namespaces/{pods[node]['namespace']}/pods/{pods[node]['name']}"
+                try:
+                    self.api.request("DELETE", path)
+                except ApiFault as fault:
+                    if fault.kind != "not_found":
+                        raise
+
+    def explain(self) -> dict[str, Any]:
+        """Per node that still lacks something: the pod's containers, last log lines and events."""
+        told: dict[str, Any] = {}
+        pods = plugin_pods(self.facts)
+        for node, reason in waiting_for(self.facts, self.nodes, self.hardware).items():
+            told[node] = {"reason": reason}
+            pod = pods.get(node)
+            if pod is None:
+                continue
+            told[node]["pod"] = pod["name"]
+            told[node]["containers"] = {
+                c["name"]: " ".join(filter(None, [c["state"], c["reason"], c["message"]]))
+                for c in pod["containers"]
+            }
+            base = f"/api/v1/namespaces/{pod['namespace']}"
+            stuck = next(
+                (c for c in pod["containers"] if not c["ready"] and c["state"] != "terminated"), None
+            )
+            name = stuck["name"] if stuck else "gpus"
+            try:
+                log = self.api.text(
+                    f"{base}/pods/{pod['name']}/log", {"container": name, "tailLines": str(LOG_LINES)}
+                )
+                told[node]["log"] = {name: log.splitlines()}
+                events = self.api.get(
+                    f"{base}/events", {"fieldSelector": f"involvedObject.name={pod['name']}"}
+                )
+                told[node]["events"] = [
+                    f"{item.get('reason')}: {item.get('message')}" for item in events.get("items") or []
+                ][-5:]
+            except ApiFault as fault:
+                told[node]["log"] = {name: [fault.message]}
+        return told
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """See the module's docstring."""
+
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the verdict."""
+        super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec(
+            argument_spec={
+                "kubeconfig": {"type": "path", "default": ""},
+                "context": {"type": "str", "default": ""},
+                "nodes": {"type": "list", "elements": "str", "required": True},
+                "hardware": {"type": "dict", "default": {}},
+                "restart": {"type": "bool", "default": True},
+                "timeout": {"type": "int", "default": 120},
+            }
+        )
+        try:
+            return self._judge(arguments)
+        except ApiFault as fault:
+            raise AnsibleActionFail(fault.message) from fault
+
+    def _judge(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Look, wait for the driver, restart where the picture is old, wait again."""
+        started = time.monotonic()
+        driver = Driver(params)
+        driver.look()
+        restarted: list[str] = []
+        while True:
+            step, nodes = next_step(
+                driver.facts, driver.nodes, driver.hardware, restarted=restarted, now=time.time()
+            )
+            if step == "restart":
+                if not params["restart"]:
+                    break
+                restarted += nodes
+                if not self._task.check_mode:
+                    driver.restart(nodes)
+            late = time.monotonic() - started > params["timeout"]
+            if step in ("done", "stop") or self._task.check_mode or late:
+                break
+            time.sleep(PAUSE)
+            driver.look()
+        checks = driver_checks(driver.facts, driver.nodes, driver.hardware)
+        if any(item["status"] == "fail" for item in checks) and driver.plugin is not None:
+            told = driver.explain()
+            for item in checks:
+                if item["status"] == "fail" and item["id"] in ("plugin", "slices", "slices_match"):
+                    item["evidence"]["nodes_explained"] = told
+                    item["found"] += _short(told)
+        return {
+            "changed": bool(restarted),
+            "checks": checks,
+            "restarted": restarted,
+            "devices": driver.facts["slices"]["devices"],
+            "daemonset": driver.plugin or {},
+            "waited": round(time.monotonic() - started, 2),
+        }
+
+
+def _short(told: dict[str, Any]) -> str:
+    """The last log line of each node that is in trouble, for the message."""
+    parts = []
+    for node, facts in told.items():
+        for container, lines in (facts.get("log") or {}).items():
+            if lines:
+                parts.append(f"{node} {container} log: {lines[-1].strip()[:200]}")
+    return f" ({'; '.join(parts)})" if parts else ""

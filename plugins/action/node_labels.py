@@ -1,0 +1,102 @@
+"""Label GPU nodes for the DRA driver, all nodes in one task.
+
+Arguments: ``kubeconfig``, ``context``; ``nodes``, names of Kubernetes nodes; ``labels`` that each is to have,
+values as text; ``chart_values`` of a driver that is not installed yet, whose kubeletPlugin.nodeSelector is
+then obeyed;
+``state`` present or absent.
+
+Sets the inventory's labels and those that the driver's DaemonSet asks for. What was set, and what was there
+before, is kept in the annotation gpu-slices.dev/labels of each node; ``absent`` puts it back. Returns
+``nodes`` {name: {changed {label: value or null}, ours [labels]}} and ``daemonset`` (namespace/name, or
+empty).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
+from gpu_slices.cluster import MANAGER, read
+from gpu_slices.driver_state import find_plugin
+from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
+from gpu_slices.node_labels import (
+    LabelError,
+    patch_for,
+    pick_nodes,
+    plan_node,
+    planned_daemonset,
+    show_labels,
+    wanted_labels,
+)
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """See the module's docstring."""
+
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Read, plan, patch."""
+        super().run(tmp, task_vars)
+        _, arguments = self.validate_argument_spec(
+            argument_spec={
+                "kubeconfig": {"type": "path", "default": ""},
+                "context": {"type": "str", "default": ""},
+                "nodes": {"type": "list", "elements": "str", "required": True},
+                "labels": {"type": "dict", "default": {}},
+                "chart_values": {"type": "dict", "default": {}},
+                "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            }
+        )
+        try:
+            return self._apply(arguments)
+        except (ApiFault, LabelError) as fault:
+            raise AnsibleActionFail(str(fault)) from fault
+
+    def _apply(self, wish: dict[str, Any]) -> dict[str, Any]:
+        """Bring every node to the wanted labels."""
+        api = KubeApi.from_kubeconfig(wish["kubeconfig"], wish["context"])
+        facts = read(api, ["nodes", "daemonsets"])
+        for question, fault in facts["errors"].items():
+            raise LabelError(f"{question} cannot be read: {fault['message']}")
+        plugin = find_plugin(facts)
+        if wish["state"] == "present":
+            nodes = pick_nodes(facts["nodes"], wish["nodes"])
+            obeyed = plugin or planned_daemonset(wish["chart_values"])
+            wanted = {
+                name: wanted_labels(node["labels"], wish["labels"], obeyed) for name, node in nodes.items()
+            }
+        else:
+            nodes = {name: facts["nodes"][name] for name in wish["nodes"] if name in facts["nodes"]}
+            wanted = {name: {} for name in nodes}
+        plans = {name: plan_node(node, wanted[name]) for name, node in nodes.items()}
+        patches = {name: patch_for(node, plans[name]) for name, node in nodes.items()}
+        changed = [name for name, patch in patches.items() if patch]
+        if not self._task.check_mode:
+            _, faults = api.parallel({name: partial(_patch, api, name, patches[name]) for name in changed})
+            for fault in faults.values():
+                raise fault
+        return {
+            "changed": bool(changed),
+            "nodes": {
+                name: {"changed": plan["labels"], "ours": sorted(plan["record"])}
+                for name, plan in plans.items()
+            },
+            "daemonset": f"{plugin['namespace']}/{plugin['name']}" if plugin else "",
+            "diff": {
+                "before": "".join(show_labels(nodes[name], plans[name], after=False) for name in changed),
+                "after": "".join(show_labels(nodes[name], plans[name], after=True) for name in changed),
+            },
+        }
+
+
+def _patch(api: KubeApi, name: str, patch: dict[str, Any]) -> None:
+    params = {"fieldManager": MANAGER}
+    api.request("PATCH", f"/api/v1/nodes/{name}", patch, params=params, content_type=MERGE_PATCH)
