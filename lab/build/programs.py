@@ -107,6 +107,8 @@ GROUPS = (
         "github.com/NVIDIA/nvidia-container-toolkit",
         0.1,
         stamps={"github.com/NVIDIA/nvidia-container-toolkit/internal/info.version": "1.19.1"},
+        cgo=True,
+        link="-Wl,-z,lazy",
     ),
     Group(
         "helm",
