@@ -27,6 +27,7 @@ from gpu_slices.cluster import read
 from gpu_slices.driver_state import driver_checks, find_plugin, next_step, plugin_pods, waiting_for
 from gpu_slices.kube_api import ApiFault, KubeApi
 
+WANT = ("nodes", "daemonsets", "device_classes", "slices", "claims", "plugin_pods")
 PAUSE = 0.5
 LOG_LINES = 8
 
@@ -38,30 +39,13 @@ class Driver:
         self.api = KubeApi.from_kubeconfig(params["kubeconfig"], params["context"])
         self.nodes: list[str] = params["nodes"]
         self.hardware = {node: gpus for node, gpus in params["hardware"].items() if node in self.nodes}
-        self.plugin: dict[str, Any] | None = None
         self.facts: dict[str, Any] = {}
 
     def look(self) -> None:
-        """Read everything; the plugin's pods too once its DaemonSet is known."""
-        want = ["nodes", "daemonsets", "device_classes", "slices", "claims"]
-        options: dict[str, Any] = {}
-        if self.plugin:
-            want.append("plugin_pods")
-            options = {
-                "plugin_selector": self.plugin["selector"],
-                "plugin_namespace": self.plugin["namespace"],
-            }
-        facts = read(self.api, want, options)
+        """Read everything that the verdict needs."""
+        facts = read(self.api, WANT)
         for question, fault in facts["errors"].items():
             raise ApiFault(fault["kind"], f"{question} cannot be read: {fault['message']}")
-        first = self.plugin is None
-        self.plugin = find_plugin(facts)
-        if first and self.plugin:
-            options = {
-                "plugin_selector": self.plugin["selector"],
-                "plugin_namespace": self.plugin["namespace"],
-            }
-            facts.update(read(self.api, ["plugin_pods"], options))
         self.facts = facts
 
     def restart(self, nodes: list[str]) -> None:
@@ -156,8 +140,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 break
             time.sleep(PAUSE)
             driver.look()
+        plugin = find_plugin(driver.facts)
         checks = driver_checks(driver.facts, driver.nodes, driver.hardware)
-        if any(item["status"] == "fail" for item in checks) and driver.plugin is not None:
+        if any(item["status"] == "fail" for item in checks) and plugin is not None:
             told = driver.explain()
             for item in checks:
                 if item["status"] == "fail" and item["id"] in ("plugin", "slices", "slices_match"):
@@ -168,7 +153,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             "checks": checks,
             "restarted": restarted,
             "devices": driver.facts["slices"]["devices"],
-            "daemonset": driver.plugin or {},
+            "daemonset": plugin or {},
             "waited": round(time.monotonic() - started, 2),
         }
 

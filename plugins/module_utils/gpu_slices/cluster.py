@@ -239,9 +239,9 @@ def read(api: KubeApi, want: Iterable[str], options: Object | None = None) -> Ob
     """Ask all that ``want`` names (see WANTS) at once and return the trimmed answers, one key each.
 
     ``options``: ``namespace`` (name), ``rights`` (list of {verb, group, resource, namespace}), ``objects``
-    (list of {id, path}: API paths of single objects), ``plugin_selector`` and ``plugin_namespace``,
-    ``release`` and ``release_namespace``. A question that the server refuses is left out and is
-    explained under ``errors``: {question: {kind, message}}. Without any answer the first fault is raised.
+    (list of {id, path}: API paths of single objects), ``release`` and ``release_namespace``. A question that
+    the server refuses is left out and is explained under ``errors``: {question: {kind, message}}. Without any
+    answer the first fault is raised.
     """
     options = options or {}
     wanted = list(want)
@@ -402,11 +402,16 @@ def _ask_objects(api: KubeApi, options: Object) -> Callable[[], Any]:
 
 
 def _ask_plugin_pods(api: KubeApi, options: Object) -> Callable[[], Any]:
+    """The pods of the DRA driver's kubelet plugin, wherever it is."""
+
     def ask() -> list[Object]:
-        selector = options.get("plugin_selector") or {}
-        params = {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(selector.items()))}
-        path = f"/api/v1/namespaces/{options['plugin_namespace']}/pods"
-        return [trim_pod(item) for item in _items(api, path, params)] if selector else []
+        pods: list[Object] = []
+        for plugin in _ask_daemonsets(api, options)():
+            if plugin["role"] == "dra" and plugin["selector"]:
+                selector = ",".join(f"{key}={value}" for key, value in sorted(plugin["selector"].items()))
+                path = f"/api/v1/namespaces/{plugin['namespace']}/pods"
+                pods += [trim_pod(item) for item in _items(api, path, {"labelSelector": selector})]
+        return pods
 
     return ask
 
