@@ -36,7 +36,7 @@ class ProofError(RuntimeError):
 class Settings:
     """What a run depends on. Same settings, same software, same device: same losses."""
 
-    steps: int = 60
+    steps: int = 40
     batch: int = 16
     length: int = 32
     rank: int = 8
@@ -136,16 +136,17 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
     trainable = [p for p in model.parameters() if p.requires_grad]
     frozen = fingerprint(model)
     held_out = sequences(torch, settings, 64, settings.seed - 1).to(backend)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model) if group.world > 1 else model
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     losses: list[float] = []
     first = evaluate(torch, model, held_out)
     for step in range(1, settings.steps + 1):
         seed = settings.seed + step * group.world + group.rank
         batch = sequences(torch, settings, settings.batch, seed).to(backend)
-        loss = wrapped(input_ids=batch, labels=batch).loss
+        loss = model(input_ids=batch, labels=batch).loss
         optimizer.zero_grad()
         loss.backward()
+        if group.world > 1:
+            average_gradients(torch, trainable, group.world)
         optimizer.step()
         losses.append(float(loss.item()))
         if group.rank == 0 and step % settings.log_every == 0:
@@ -162,6 +163,16 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
         "loss_last": round(last, 4),
         "trainable": sum(p.numel() for p in trainable),
     }
+
+
+def average_gradients(torch: Any, parameters: list[Any], world: int) -> None:
+    """The mean over all processes. They share the seed, so equal gradients keep their weights equal.
+
+    Not DistributedDataParallel: with gloo, torch 1.13 cannot broadcast the model's boolean buffers.
+    """
+    for parameter in parameters:
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= world
 
 
 def evaluate(torch: Any, model: Any, batch: Any) -> float:
@@ -257,6 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # NVML stays open while training: the device counts as in use by this process.
         nvml = Nvml()
         run(settings, nvml, group)
+    except ImportError as fault:
+        print(f"DRA LoRA SFT on GPU slice: FAILED: the image lacks a Python package: {fault}", flush=True)
+        return 1
     except (DeviceError, ProofError) as fault:
         print(f"DRA LoRA SFT on GPU slice: FAILED: {fault}", flush=True)
         return 1

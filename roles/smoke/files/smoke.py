@@ -86,6 +86,9 @@ def main() -> int:
         print("[proof] " + json.dumps(proof, sort_keys=True), flush=True)
         if product["max_error"] > product["tolerance"]:
             raise DeviceError(f"the product is wrong by up to {product['max_error']}")
+    except ImportError as fault:
+        print(f"matmul_on_slice: FAILED: the image lacks a Python package: {fault}", flush=True)
+        return 1
     except DeviceError as fault:
         print(f"matmul_on_slice: FAILED: {fault}", flush=True)
         return 1
