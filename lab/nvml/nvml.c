@@ -127,6 +127,14 @@ static int resolve(const struct handle *h, struct target *t)
 
 /* ---- library ---- */
 
+/* Is this a process that computes? In a pod, yes: it is there for that. */
+static int computes(void)
+{
+    const char *told = getenv("LAB_SILICON_COMPUTE");
+
+    return told ? told[0] == '1' : !place.admin;
+}
+
 nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     LOCKED;
@@ -163,7 +171,8 @@ nvmlReturn_t nvmlShutdown(void)
     LOCKED;
     if (!initialised)
         return NV_UNINITIALIZED;
-    if (--initialised == 0)
+    /* A CUDA program keeps its device beyond NVML; a compute process here does so until it ends. */
+    if (--initialised == 0 && !computes())
         device_release_all();
     return NV_OK;
 }
@@ -239,13 +248,12 @@ static int visible_gpu(unsigned n, unsigned *gpu)
  */
 static int opened(unsigned gpu)
 {
-    const char *compute = getenv("LAB_SILICON_COMPUTE");
-    int computes = compute ? compute[0] == '1' : !place.admin, any = 0;
     struct st_gpu *g = &st.gpus[gpu];
+    int any = 0;
 
     if (!strcmp(program_invocation_short_name, "nvidia-smi"))
         return NV_OK;
-    if (!computes) {
+    if (!computes()) {
         device_hold(gpu, NO_ID, NO_ID, 0, 0, program_invocation_short_name);
         return NV_OK;
     }

@@ -25,6 +25,7 @@ mig = n.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
 print(json.dumps({"count": n.nvmlDeviceGetCount(), "uuid": n.nvmlDeviceGetUUID(mig),
     "name": n.nvmlDeviceGetName(mig), "mib": n.nvmlDeviceGetMemoryInfo(mig).total >> 20, "pid": os.getpid(),
     "pids": [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(mig)]}), flush=True)
+n.nvmlShutdown()
 input()
 """
 
