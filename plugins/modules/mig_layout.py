@@ -272,18 +272,17 @@ def main() -> None:
     try:
         Run(module, result)()
     except LayoutError as error:
-        module.fail_json(msg="This layout cannot be had here:\n- " + "\n- ".join(error.faults), **result)
+        module.fail_json(msg="This layout cannot be had here:\n- " + "\n- ".join(error.faults), changed=False)
     except BusyError as error:
-        module.fail_json(
-            msg="Nothing was changed.\n" + "\n".join(error.reasons), **{**result, "changed": False}
-        )
+        module.fail_json(msg="Nothing was changed.\n" + "\n".join(error.reasons), changed=False)
     except ChangeError as error:
-        module.fail_json(msg=change_message(error), **result)
+        shown = {key: result[key] for key in ("changed", "done", "gpus", "record")}
+        module.fail_json(msg=change_message(error), **shown)
     except RecordError as error:
-        module.fail_json(msg=str(error), **result)
+        module.fail_json(msg=str(error), changed=bool(result["done"]))
     except NvidiaSmiError as error:
         what = f" What to do: {error.fix}" if error.fix else ""
-        module.fail_json(msg=f"{error}.{what}", **result)
+        module.fail_json(msg=f"{error}.{what}", changed=False)
 
 
 if __name__ == "__main__":

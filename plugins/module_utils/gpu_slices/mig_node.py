@@ -383,8 +383,10 @@ def _still_pending(
         fix = "Allow a reset (mig_reset: true), or reboot the node with the mode set."
     elif holding:
         fix = f"{_how_to_free(holding)} nvidia-persistenced counts as a holder: stop it for the change."
+    elif any("In use by another client" in text for text in said):
+        fix = "Stop what holds it unseen (another container, the host of a VM), or reboot the node."
     else:
-        fix = "Reset the GPU from the host that owns it, or reboot the node with the mode set."
+        fix = "Reset the GPU from the host that owns it, or reboot the node."
     return ChangeError(
         f"{step}: it stays pending and was taken back; held by: {who}; nvidia-smi said: {' '.join(said)}", fix
     )
