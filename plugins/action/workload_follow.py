@@ -115,6 +115,7 @@ class _Work:
             pods = self._recorded(existing, answers["slices"])
             checks = self._judge(pods, note=f"not run again: done {_completed(existing)}")
             settled = bool(pods) and not any(check["status"] == "fail" for check in checks)
+            checks.insert(0, self._judge_end(existing))
         if settled:
             _say(
                 "note",
@@ -236,6 +237,17 @@ class _Work:
             "pods": _brief(outcome.pods),
             "seconds": outcome.seconds,
             "invocation": {"gpu_report": self._payload(outcome.pods, outcome.published)},
+        }
+
+    def _judge_end(self, item: dict[str, Any]) -> Check:
+        return {
+            "id": "completed",
+            "status": "pass",
+            "asked": f"{self.target.kind} {self.target.name} succeeds",
+            "found": f"{workload_state.end_text(item, self.target.container)}, not run again",
+            "needed": "success",
+            "fix": "",
+            "evidence": {},
         }
 
     def _judge_outcome(self, outcome: Outcome) -> Check:

@@ -138,7 +138,8 @@ def test_an_earlier_proof_that_holds_settles_it(tmp_path: Path) -> None:
     result = prepare(server, tmp_path)
     assert (result["settled"], result["changed"], server.deleted) == (True, False, [])
     assert {c["status"] for c in result["checks"]} == {"pass"}
-    assert all("not run again" in c["evidence"]["note"] for c in result["checks"])
+    assert all("not run again" in c["evidence"]["note"] for c in result["checks"][1:])
+    assert (result["checks"][0]["id"], "not run again" in result["checks"][0]["found"]) == ("completed", True)
     payload = result["invocation"]["gpu_report"]
     assert [a["uuid"] for a in payload["allocations"]] == ["MIG-1"]
 

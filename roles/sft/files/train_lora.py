@@ -155,7 +155,7 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
     if fingerprint(model) != frozen:
         raise ProofError("found changed base weights; needed only the adapters to train")
     if settings.out and group.rank == 0:
-        model.save_pretrained(settings.out)
+        model.save_pretrained(settings.out, save_embedding_layers=False)
         if not any(Path(settings.out).glob("adapter_model.*")):
             raise ProofError(f"found no adapter in {settings.out}; needed adapter_model.*")
     return {
