@@ -15,6 +15,7 @@ short_description: Wait until nodes are Ready, deployments are available and web
 description:
   - Asks for everything in turn until all of it is so, and says what is still missing when time is up.
   - A webhook answers when a dry run of an object that it has to admit is accepted.
+  - With O(fingerprint) it first looks whether that was put into the cluster last, and waits only if so.
 options:
   kubeconfig: {description: Kubeconfig of the cluster., type: path, required: true}
   nodes: {description: Nodes that must be Ready., type: list, elements: str, default: []}
@@ -22,6 +23,7 @@ options:
   since: {description: "When they were started, seconds since 1970.", type: float, default: 0}
   deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
   probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
+  fingerprint: {description: Hash of what should have been put into the cluster., type: str, default: ""}
   timeout: {description: Seconds., type: int, default: 180}
 author: gpu-slices
 """
@@ -33,9 +35,15 @@ EXAMPLES = """
 """
 RETURN = """
 seconds: {description: How long it took until each thing was so., returned: success, type: dict}
+recorded: {description: Whether the cluster has what was asked about., returned: success, type: bool}
 """
 
 Check = Callable[[], str]
+
+
+def ready(api: KubeApi) -> str:
+    """Ask the API server whether it is ready, RBAC's own roles included."""
+    return "" if api.text("/readyz") == "ok" else "is not ready"
 
 
 def lease_fault(lease: Mapping[str, Any] | None, since: float) -> str:
@@ -71,6 +79,20 @@ def deployment_fault(deployment: Mapping[str, Any] | None) -> str:
     return "" if ready >= wanted else f"has {ready} of {wanted} replicas available"
 
 
+def recorded(api: KubeApi, wanted: Mapping[str, Any]) -> bool:
+    """Whether the cluster's record has the wanted fingerprint and the deployments still exist."""
+    record = api.find("/api/v1/namespaces/kube-system/configmaps/lab-operators") or {}
+    if record.get("data", {}).get("fingerprint") != wanted["fingerprint"]:
+        return False
+    return all(api.find(deployment_path(name)) for name in wanted["deployments"])
+
+
+def deployment_path(name: str) -> str:
+    """API path of namespace/name."""
+    namespace, _, short = name.partition("/")
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{short}"
+
+
 def plural_path(api: KubeApi, definition: Mapping[str, Any]) -> str:
     """Path to create objects of this kind in the definition's namespace."""
     group = (
@@ -98,8 +120,7 @@ def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
         return ask
 
     def deployment(name: str) -> Check:
-        namespace, _, short = name.partition("/")
-        return lambda: deployment_fault(api.find(f"/apis/apps/v1/namespaces/{namespace}/deployments/{short}"))
+        return lambda: deployment_fault(api.find(deployment_path(name)))
 
     def probe(definition: Mapping[str, Any]) -> Check:
         def ask() -> str:
@@ -146,19 +167,23 @@ def main() -> None:
             "since": {"type": "float", "default": 0},
             "deployments": {"type": "list", "elements": "str", "default": []},
             "probes": {"type": "list", "elements": "dict", "default": []},
+            "fingerprint": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 180},
         },
         supports_check_mode=True,
     )
     try:
         api = KubeApi.from_kubeconfig(kubeconfig=module.params["kubeconfig"])
-        seconds, missing = wait(checks(api, module.params), module.params["timeout"])
+        seconds, missing = wait({"API server": lambda: ready(api)}, module.params["timeout"])
+        there = not missing and bool(module.params["fingerprint"]) and recorded(api, module.params)
+        if not missing and (there or not module.params["fingerprint"]):
+            seconds, missing = wait(checks(api, module.params), module.params["timeout"])
     except ApiFault as fault:
         module.fail_json(msg=fault.message)
     if missing:
         lines = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         module.fail_json(msg=f"After {module.params['timeout']} s still missing: {lines}", missing=missing)
-    module.exit_json(changed=False, seconds=seconds)
+    module.exit_json(changed=False, seconds=seconds, recorded=there)
 
 
 if __name__ == "__main__":
