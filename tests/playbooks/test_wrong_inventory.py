@@ -1,4 +1,4 @@
-"""A wrong inventory, run through the real site.yml: one message, nothing asked, nothing changed, no traceback."""
+"""A wrong inventory through the real site.yml: one message, nothing asked or changed, no traceback."""
 
 from __future__ import annotations
 
