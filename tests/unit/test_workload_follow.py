@@ -173,10 +173,20 @@ def test_a_pod_that_runs_and_ends() -> None:
 def test_a_pod_that_fails_says_with_what() -> None:
     api = Script()
     api.lists[POD_PATH] = [pod(phase="Failed", **state(terminated={"exitCode": 137, "reason": "OOMKilled"}))]
+    event = {
+        "metadata": {"name": "e"},
+        "type": "Warning",
+        "reason": "Whatever",
+        "message": "the node was shut down",
+        "lastTimestamp": T0,
+        "involvedObject": {"kind": "Pod", "name": "smoke"},
+    }
+    api.lists[EVENT_PATH] = [event]
+    api.play(POD_PATH, "MODIFIED", api.lists[POD_PATH][0])
     outcome, _ = follow(api)
     assert outcome.result == "failed"
     assert outcome.trouble is not None
-    assert outcome.trouble["found"] == "Failed: exit code 137 (OOMKilled) by the memory limit"
+    assert outcome.trouble["found"].startswith("Failed: exit code 137 (OOMKilled) by the memory limit")
     assert outcome.pods[0]["log"] is None
 
 

@@ -387,6 +387,10 @@ class Follower:
                     "devices": [d for c in self._claims.values() if c["pod"] == name for d in c["devices"]],
                 }
             )
+        warnings = [event for event in self._own_events() if event.get("type") == "Warning"]
+        if trouble and warnings and not any(pod["log"] for pod in found):
+            last = max(warnings, key=_event_time)
+            trouble = {**trouble, "found": f"{trouble['found']}; last event: {last.get('message')}"}
         return Outcome(
             result=result,
             seconds=round(time.monotonic() - started, 2),
