@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -97,32 +98,31 @@ def manifest(plan: Plan) -> dict[str, Any]:
 def probe(tool: checks.Tool) -> bool:
     """Whether a tool is there."""
     if tool.probe == "pip":
-        modules = ("import pip", "import ensurepip")
-        return any(
-            not subprocess.run([sys.executable, "-c", m], check=False, capture_output=True).returncode
-            for m in modules
-        )
+        return any(importlib.util.find_spec(module) for module in ("pip", "ensurepip"))
     return Path(tool.probe).exists() if tool.probe.startswith("/") else shutil.which(tool.probe) is not None
 
 
-def check_machine(plan: Plan, names: Sequence[str], go_faults: Sequence[str], cache: Cache) -> list[str]:
-    """Raise Refusal with every fault of this machine; returns the Debian packages to be installed."""
-    place = cache.root
-    while not place.exists():
-        place = place.parent
-    tools = (*checks.TOOLS, checks.PIP)
-    missing = checks.missing_packages({tool.probe: probe(tool) for tool in tools}, tools)
-    faults = [
-        *checks.check_platform(platform.system(), platform.machine(), os.geteuid()),
-        *go_faults,
-        *checks.check_disk(
-            shutil.disk_usage(place).free / 2**30, sum(plan.steps[name].gib for name in names), str(place)
-        ),
-        *checks.check_packages(missing, shutil.which("apt-get") is not None),
-    ]
+def check_machine(plan: Plan, missing: Sequence[str], go_faults: Sequence[str], cache: Cache) -> list[str]:
+    """Raise Refusal with every fault of this machine; returns the Debian packages to be installed.
+
+    Where nothing is missing, only what the lab itself cannot do without counts.
+    """
+    faults = checks.check_platform(platform.system(), platform.machine(), os.geteuid())
+    packages: list[str] = []
+    if missing:
+        place = cache.root
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free / 2**30
+        needed = sum(plan.steps[name].gib for name in missing)
+        tools = (*checks.TOOLS, checks.PIP)
+        packages = checks.missing_packages({tool.probe: probe(tool) for tool in tools}, tools)
+        faults += go_faults
+        faults += checks.check_disk(free, needed, str(place))
+        faults += checks.check_packages(packages, shutil.which("apt-get") is not None)
     if faults:
-        raise Refusal("\n".join(faults))
-    return missing
+        raise Refusal("\n".join(f"- {fault}" for fault in faults))
+    return packages
 
 
 def install_packages(packages: Sequence[str], cache: Cache) -> None:
@@ -143,21 +143,27 @@ def drop_node_images(current: str) -> None:
             subprocess.run([*PODMAN, "image", "rm", reference], check=False, capture_output=True)
 
 
+def examine(targets: Sequence[str], cache: Cache) -> tuple[Plan, list[str], list[str]]:
+    """The plan, the steps missing for the targets (none: all), and the Debian packages to install first.
+
+    Raises Refusal when this machine cannot build them.
+    """
+    go, go_faults = go_version(wanted_go())
+    plan = make_plan(cache, go)
+    unknown = sorted(set(targets) - set(plan.steps))
+    if unknown:
+        raise Refusal(f"no such target: {', '.join(unknown)}; there are {', '.join(plan.steps)}")
+    missing = plan.missing(targets or list(plan.steps))
+    return plan, missing, check_machine(plan, missing, go_faults, cache)
+
+
 def build(targets: Sequence[str], cache: Cache, started: float) -> None:
     """Build the targets (none: everything) and what they need."""
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
 
-    go, go_faults = go_version(wanted_go())
-    plan = make_plan(cache, go)
-    unknown = sorted(set(targets) - set(plan.steps))
-    if unknown:
-        raise Refusal(f"no such target: {', '.join(unknown)}; there are {', '.join(plan.steps)}")
-    targets = targets or list(plan.steps)
-    # The podman of a bare machine is installed below; until then it can have no image.
-    missing = plan.missing(targets) if shutil.which("podman") else list(targets)
-    packages = check_machine(plan, missing, go_faults, cache) if missing else []
+    plan, missing, packages = examine(targets, cache)
     if not missing:
         say("lab: everything is built")
         return
@@ -165,7 +171,6 @@ def build(targets: Sequence[str], cache: Cache, started: float) -> None:
         say(f"packages: installing {', '.join(packages)}")
         install_packages(packages, cache)
     cache.sweep((step.kind, step.name) for step in plan.steps.values())
-    missing = plan.missing(targets)
     say(f"lab: building {len(missing)} of {len(plan.steps)} parts: {', '.join(missing)}")
     plan.run(missing, say)
     if "node-image" in missing:
@@ -189,18 +194,23 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     parser.add_argument(
         "--manifest", action="store_true", help="print where everything lies, as JSON, and end"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="check the machine only: status 2 and the faults, or 0"
+    )
     parser.add_argument("--clean", action="store_true", help="remove everything that was built, and end")
     options = parser.parse_args(argv)
     cache = Cache(cache_root(environ))
     try:
         if options.clean:
             clean(cache)
+        elif options.check:
+            examine(options.targets, cache)
         elif options.manifest:
             print(json.dumps(manifest(make_plan(cache, go_version(wanted_go())[0])), indent=2))
         else:
             build(options.targets, cache, started)
     except Refusal as refusal:
-        print(f"The lab cannot be built here:\n{refusal}", file=sys.stderr)
+        print(f"The lab cannot be built here. Nothing was changed.\n{refusal}", file=sys.stderr)
         return 2
     except BuildError as error:
         print(f"The build failed: {error}\nWhole logs: {cache.logs}", file=sys.stderr)

@@ -7,6 +7,7 @@ and the result comes as a tar whose entries are sorted and whose times are clamp
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -126,6 +127,8 @@ def node_reference(place: Path) -> str:
 def node_image_present(place: Path) -> bool:
     """Whether the image was imported and Podman still has it."""
     if not (place / "reference").is_file():
+        return False
+    if shutil.which("podman") is None:
         return False
     argv = [*PODMAN, "image", "exists", node_reference(place)]
     return subprocess.run(argv, check=False, stderr=subprocess.DEVNULL).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -21,7 +22,9 @@ FILES = {
 def build_silicon(site: Site) -> None:
     """Compile the emulated silicon."""
     site.say("compiling")
-    run(["make", "-C", str(site.repo / "lab" / "silicon"), f"OUT={site.out}"], site.log)
+    # Nothing of the caller's: `make lab` hands down variables of make itself, and CFLAGS would count.
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    run(["make", "-C", str(site.repo / "lab" / "silicon"), f"OUT={site.out}"], site.log, env=env)
 
 
 def silicon_step(repo: Path) -> Step:

@@ -464,3 +464,66 @@ def test_packages_are_named_and_asked_for_only_where_they_cannot_be_installed():
     assert checks.check_packages([], can_install=False) == []
     (fault,) = checks.check_packages(missing, can_install=False)
     assert "missing libc6-dev" in fault
+
+
+# --- command line -----------------------------------------------------------------------------------------
+
+
+def builder(tmp_path: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the builder with a cache of its own and only what is in `bin` of tmp_path and `environ`."""
+    env = {
+        "GPU_SLICES_CACHE": str(tmp_path / "cache"),
+        "HOME": str(tmp_path),
+        "PATH": str(tmp_path / "bin"),
+        **environ,
+    }
+    command = [sys.executable, str(REPO / "lab" / "build"), *argv]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=60)
+
+
+def fake_go(tmp_path: Path, version: str, toolchain: str) -> None:
+    """A `go` that only says its version."""
+    (tmp_path / "bin").mkdir()
+    go = tmp_path / "bin" / "go"
+    go.write_text(f"#!{sys.executable}\nprint('{version}\\n{toolchain}')\n")
+    go.chmod(0o755)
+
+
+def test_old_go_is_named_before_anything_is_done(tmp_path):
+    fake_go(tmp_path, "go1.24.4", "local")
+    for argv in ((), ("--check",), ("kube",)):
+        done = builder(tmp_path, *argv)
+        assert done.returncode == 2
+        assert "found go1.24.4 with GOTOOLCHAIN=local" in done.stderr
+        assert "GOTOOLCHAIN=auto" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+    assert not (tmp_path / "cache").exists()
+
+
+def test_all_faults_come_together(tmp_path):
+    done = builder(tmp_path, "--check")
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0] == "The lab cannot be built here. Nothing was changed."
+    assert any(line.startswith("- Go: not found") for line in lines)
+    assert any(line.startswith("- programs: missing podman") for line in lines)
+
+
+def test_unknown_target_names_those_there_are(tmp_path):
+    fake_go(tmp_path, "go1.99.0", "local")
+    done = builder(tmp_path, "kubelet")
+    assert done.returncode == 2
+    assert "no such target: kubelet; there are " in done.stderr
+    assert "kube," in done.stderr
+
+
+def test_manifest_of_an_empty_cache_says_that_all_is_missing(tmp_path):
+    fake_go(tmp_path, "go1.99.0", "local")
+    done = builder(tmp_path, "--manifest")
+    assert done.returncode == 0
+    manifest = json.loads(done.stdout)
+    assert manifest["bin"] == {}
+    assert manifest["containerd_seed"] is None
+    assert {"kube", "containerd", "silicon", "train-image"} <= set(manifest["missing"])
+    assert not (tmp_path / "cache").exists()
