@@ -38,11 +38,16 @@ def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") ->
 
 
 def mig_checks(
-    gpus: Sequence[Mapping[str, Any]], host: str, layout: str, plan: Sequence[Mapping[str, Any]] = ()
+    gpus: Sequence[Mapping[str, Any]],
+    host: str,
+    layout: str,
+    plan: Sequence[Mapping[str, Any]] = (),
+    restored: bool = False,
 ) -> list[dict[str, Any]]:
     """One report row per GPU of ``host``.
 
-    ``layout`` "" = not managed; a GPU without a row in ``plan`` is one that no entry of the layout matches.
+    ``layout`` "" = not managed. A GPU without a row in ``plan`` is one that no entry of the layout matches
+    or, with ``restored``, one whose layout was never recorded.
     """
     planned = {row["index"] for row in plan}
     rows: list[dict[str, Any]] = []
@@ -59,7 +64,7 @@ def mig_checks(
                 "id": f"mig-{host}-gpu{gpu['index']}",
                 "status": "pass",
                 "asked": f"{host} GPU {gpu['index']} ({gpu['name']}): "
-                + _asked(layout, gpu["index"] in planned),
+                + _asked(layout, gpu["index"] in planned, restored),
                 "found": found,
                 "evidence": {
                     "uuid": gpu["uuid"],
@@ -74,7 +79,9 @@ def mig_checks(
     return rows
 
 
-def _asked(layout: str, planned: bool) -> str:
+def _asked(layout: str, planned: bool, restored: bool) -> str:
+    if restored:
+        return "the layout from before the first run" if planned else "left alone (no layout was recorded)"
     if not layout:
         return "read only (mig_config is empty)"
     return f"layout {layout}" if planned else f"left alone (no entry of {layout} matches)"

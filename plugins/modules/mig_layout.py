@@ -272,7 +272,8 @@ def main() -> None:
     try:
         Run(module, result)()
     except LayoutError as error:
-        module.fail_json(msg="This layout cannot be had here:\n- " + "\n- ".join(error.faults), changed=False)
+        named = f"Layout {module.params['layout']!r}" if module.params["layout"] else "This layout"
+        module.fail_json(msg=f"{named} cannot be had here:\n- " + "\n- ".join(error.faults), changed=False)
     except BusyError as error:
         module.fail_json(msg="Nothing was changed.\n" + "\n".join(error.reasons), changed=False)
     except ChangeError as error:

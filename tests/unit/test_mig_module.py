@@ -22,8 +22,20 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible.module_utils import basic
 from fake_nvidia_smi import FakeNvidiaSmi, new_gpu
-from gpu_slices.gpu_holders import find_holders, library_users, pod_of
-from gpu_slices.mig_node import RecordError, read_gpus, read_record, runner, write_record
+from gpu_slices import gpu_holders
+from gpu_slices.gpu_holders import Holder, find_holders, library_users, pod_of
+from gpu_slices.mig_layout import Want
+from gpu_slices.mig_node import (
+    ChangeError,
+    RecordError,
+    apply_plan,
+    blockers,
+    plan_node,
+    read_gpus,
+    read_record,
+    runner,
+    write_record,
+)
 from gpu_slices.nvidia_smi import NvidiaSmi, NvidiaSmiError
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +113,9 @@ def run_module(args, state, as_program):
             basic._ANSIBLE_PROFILE = "legacy"
             code = 99
             try:
+                # the fake's GPUs are not those that processes of this machine may hold
+                holders = importlib.import_module("ansible.module_utils.gpu_slices.gpu_holders")
+                holders._pids = lambda _proc: iter(())
                 if not as_program:
                     importlib.import_module("ansible.module_utils.gpu_slices.mig_node").runner = within(state)
                 runpy.run_path(str(ROOT / "plugins/modules/mig_layout.py"), run_name="__main__")
@@ -129,6 +144,11 @@ def within(file):
         return result
 
     return lambda _program, _timeout: run
+
+
+@pytest.fixture
+def no_real_processes(monkeypatch):
+    monkeypatch.setattr(gpu_holders, "_pids", lambda _proc: iter(()))
 
 
 @pytest.fixture
@@ -468,6 +488,39 @@ def test_the_former_instances_come_back_after_a_partial_creation(node):
     assert node.cut() == sorted((item["name"], item["start"]) for item in state["instances"])
 
 
+def test_an_instance_held_by_something_unseen_is_named_as_far_as_possible(node):
+    node = node(new_gpu(0, A30))
+    node.run(config=FOUR)
+    node.edit(busy=True)
+    before = node.load()["gpus"]
+    result = node.run(config=TWO)
+    assert "destroy the compute instances of GPU instance" in result["msg"]
+    assert "In use by another client" in result["msg"]
+    assert "processes with the driver loaded" in result["msg"]
+    assert node.load()["gpus"] == before
+
+
+@pytest.mark.usefixtures("no_real_processes")
+def test_a_persistence_daemon_is_no_reason_to_refuse_but_named_when_the_mode_is_stuck():
+    daemon = Holder(0, 812, "nvidia-persiste", "holds its device file open")
+    want = {0: Want(True, (("1g.18gb", 1),))}
+    smi = NvidiaSmi(FakeNvidiaSmi([new_gpu(0, H200)]).run)
+    plan = plan_node(smi, read_gpus(smi), want)
+    plan.holders = [daemon]
+    assert blockers(plan) == []
+    assert apply_plan(smi, plan, may_reset=True)[0][0].mode_current == "Enabled"
+
+    fake = FakeNvidiaSmi([new_gpu(0, A30)])
+    smi = NvidiaSmi(fake.run)
+    plan = plan_node(smi, read_gpus(smi), {0: Want(True, (("1g.6gb", 1),))})
+    plan.holders = [daemon]
+    with pytest.raises(ChangeError, match=r"held by: process 812 \(nvidia-persiste\)") as caught:
+        apply_plan(smi, plan, may_reset=True)
+    assert "nvidia-persistenced counts as a holder" in caught.value.fix
+    assert caught.value.restored
+    assert ["-i", "0", "--gpu-reset"] not in fake.log
+
+
 def test_a_failure_on_the_second_gpu_takes_the_first_back(node):
     node = node(new_gpu(0, H200), new_gpu(1, H200, insufficient_after=3))
     result = node.run(config=[layout(("1g.18gb", 7))])
@@ -563,6 +616,11 @@ def test_report_rows_say_what_a_gpu_is(node):
     assert rows[0]["asked"] == "a30 GPU 0 (NVIDIA A30): layout mixed"
     assert rows[1]["asked"] == "a30 GPU 1 (Tesla T4): left alone (no entry of mixed matches)"
     assert checks(result["gpus"], "a30", "")[0]["asked"].endswith("read only (mig_config is empty)")
+    back = checks(result["gpus"], "a30", "", result["plan"], restored=True)
+    assert [row["asked"].split(": ")[1] for row in back] == [
+        "the layout from before the first run",
+        "left alone (no layout was recorded)",
+    ]
 
 
 def test_a_layout_file_that_is_not_yaml_is_named():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Sequence
 
 from .nvidia_smi import PlacementRow, ProfileRow
@@ -48,15 +48,30 @@ class Profile:
         return "+me" in self.name
 
 
+def _same_but_rounded(name: str, other: str) -> bool:
+    found, known = PROFILE_NAME.match(name), PROFILE_NAME.match(other)
+    if not found or not known:
+        return False
+    if any(found.group(part) != known.group(part) for part in ("c", "g", "attributes")):
+        return False
+    size = int(known.group("gb"))
+    return abs(int(found.group("gb")) - size) <= size * 3 // 100
+
+
 @dataclass(frozen=True)
 class Geometry:
     """What one card can be cut into."""
 
     card: str
     profiles: tuple[Profile, ...]
+    # drivers round the gigabytes of a name differently (3g.39gb, 3g.40gb); a table must not refuse either
+    rounded_names: bool = field(default=False, compare=False)
 
     def profile(self, name: str) -> Profile | None:
-        return next((profile for profile in self.profiles if profile.name == name), None)
+        exact = next((profile for profile in self.profiles if profile.name == name), None)
+        if exact or not self.rounded_names:
+            return exact
+        return next((profile for profile in self.profiles if _same_but_rounded(name, profile.name)), None)
 
     @property
     def memory_slices(self) -> int:
@@ -82,7 +97,9 @@ def normal_device_id(text: str) -> str:
 
 def _card(label: str, pattern: str, device_ids: Sequence[str], profiles: Sequence[Profile]) -> KnownCard:
     ids = frozenset(normal_device_id(device_id) for device_id in device_ids)
-    return KnownCard(re.compile(pattern, re.IGNORECASE), ids, Geometry(label, tuple(profiles)))
+    return KnownCard(
+        re.compile(pattern, re.IGNORECASE), ids, Geometry(label, tuple(profiles), rounded_names=True)
+    )
 
 
 @dataclass(frozen=True)
