@@ -24,6 +24,8 @@ class Tool:
 TOOLS = (
     Tool("podman", "podman"),
     Tool("runc", "runc"),
+    # Podman's better network backend, which it only recommends.
+    Tool("netavark", "/usr/lib/podman/netavark"),
     Tool("containernetworking-plugins", "/usr/lib/cni/bridge"),
     Tool("iptables", "iptables"),
     Tool("mmdebstrap", "mmdebstrap"),

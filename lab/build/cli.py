@@ -99,7 +99,11 @@ def probe(tool: checks.Tool) -> bool:
     """Whether a tool is there."""
     if tool.probe == "pip":
         return any(importlib.util.find_spec(module) for module in ("pip", "ensurepip"))
-    return Path(tool.probe).exists() if tool.probe.startswith("/") else shutil.which(tool.probe) is not None
+    if tool.probe.startswith("/"):
+        return Path(tool.probe).exists()
+    # Not everybody who is root has these in PATH.
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    return shutil.which(tool.probe, path=path) is not None
 
 
 def check_machine(plan: Plan, missing: Sequence[str], go_faults: Sequence[str], cache: Cache) -> list[str]:
