@@ -26,7 +26,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
     own = environ.get("GPU_SLICES_CACHE")
     if own:
         return Path(own).absolute()
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or "/root") / ".cache")
+    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
     return Path(base).absolute() / "gpu-slices"
 
 
