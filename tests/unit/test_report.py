@@ -108,6 +108,16 @@ class TestRecorder:
         kept = [(r["stage"], r["id"], r["status"]) for r in report.load(tmp_path / "report.json")["checks"]]
         assert kept == [("preflight", "api", "pass"), ("smoke", "uuid", "fail"), ("sft", "loss", "pass")]
 
+    @pytest.mark.parametrize(("now", "kept"), [("teardown", ["teardown"]), ("smoke", ["smoke", "sft"])])
+    def test_a_teardown_ends_what_was_set_up(self, tmp_path: Path, now: str, kept: list[str]) -> None:
+        first = report.Recorder(tmp_path)
+        for stage in ("teardown", "smoke", "sft"):
+            first.add(row(stage))
+        first.write(complete=False)
+        second = report.Recorder(tmp_path)
+        second.add(row(now))
+        assert [r["stage"] for r in second.report["checks"]] == kept
+
     def test_another_cluster_starts_afresh(self, tmp_path: Path) -> None:
         first = report.Recorder(tmp_path)
         first.header({"cluster": "c"})

@@ -27,7 +27,8 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 from .report_html import html
 
 STATUSES = ("pass", "warn", "skip", "fail")
-STAGES = ("inputs", "preflight", "enable-driver", "smoke", "sft", "teardown")
+TEARDOWN = "teardown"
+STAGES = ("inputs", "preflight", "enable-driver", "smoke", "sft", TEARDOWN)
 ROW_TEXTS = ("asked", "found", "needed", "fix")
 
 Row = Dict[str, Any]
@@ -144,7 +145,14 @@ class Recorder:
         """Record one row; a row of the same stage and id is replaced, for the last reading counts."""
         if row["stage"] not in self.begun:
             self.begun.add(row["stage"])
-            self.report["checks"] = [r for r in self.report["checks"] if r["stage"] != row["stage"]]
+            down = row["stage"] == TEARDOWN
+            self.report["checks"] = [
+                r
+                for r in self.report["checks"]
+                if r["stage"] in self.begun - {row["stage"]}
+                # What was set up is gone after a teardown, and the other way round.
+                or (r["stage"] != row["stage"] and (r["stage"] == TEARDOWN) == down)
+            ]
             self.report["allocations"] = [
                 a for a in self.report["allocations"] if a.get("stage") != row["stage"] or a.get("fresh")
             ]
