@@ -13,9 +13,13 @@ from ansible.module_utils.gpu_slices.mig_layout import GpuPlan, GpuState, Want, 
 from ansible.module_utils.gpu_slices.mig_node import (
     BusyError,
     ChangeError,
+    NodePlan,
     RecordError,
+    add_to_record,
     apply_plan,
     blockers,
+    drop_from_record,
+    locked,
     plan_node,
     read_gpus,
     read_record,
@@ -23,7 +27,6 @@ from ansible.module_utils.gpu_slices.mig_node import (
     remove_record,
     runner,
     wants_from_layout,
-    write_record,
 )
 from ansible.module_utils.gpu_slices.nvidia_smi import NvidiaSmi, NvidiaSmiError
 
@@ -36,7 +39,7 @@ description:
   - Nothing is touched when the GPUs already are as wanted.
   - Refuses to change a GPU, or to destroy an instance, in use, and names the process and its pod.
   - A change that fails half-way is taken back.
-  - Before the first change of a node its layout is recorded, so that O(state=restored) can put it back.
+  - Before a GPU is changed for the first time its layout is recorded, so that O(state=restored) can put it back.
 options:
   config:
     description:
@@ -59,7 +62,7 @@ options:
     type: str
     default: nvidia-smi
   record_dir:
-    description: Folder on the node for the record of the first layout.
+    description: Folder on the node for the record of former layouts.
     type: path
     default: /var/lib/gpu-slices
   reset:
@@ -108,7 +111,7 @@ done:
   type: list
   elements: str
 record:
-  description: Path of the record of the first layout, empty when there is none.
+  description: Path of the record of former layouts, empty when there is none.
   returned: always
   type: str
 """
@@ -200,21 +203,29 @@ class Run:
         wants = self._wants(gpus)
         if wants is None:
             self.module.exit_json(**self.result)
-        plan = plan_node(self.smi, gpus, wants)
-        self.result["plan"] = [plan_result(item) for item in plan.plans]
-        self.result["diff"] = [diff_result(item) for item in plan.pending]
-        self.result["changed"] = bool(plan.pending)
+        plan = self._plan(gpus, wants)
         if self.module.check_mode:
             for reason in blockers(plan):
                 self.module.warn(f"This change would be refused: {reason}")
         elif plan.pending:
-            self._change(plan)
+            if blockers(plan):
+                raise BusyError(blockers(plan))
+            with locked(self.folder, self.params["timeout"]):
+                # another run may have held the lock: what was read before it is no longer sure
+                self._change(self._plan(read_gpus(self.smi), wants))
         if self.params["state"] == "restored" and os.path.exists(record_path(self.folder)):
             self.result["changed"] = True
             if not self.module.check_mode:
                 remove_record(self.folder)
                 self.result["record"] = ""
         self.module.exit_json(**self.result)
+
+    def _plan(self, gpus: list[GpuState], wants: dict[int, Want]) -> NodePlan:
+        plan: NodePlan = plan_node(self.smi, gpus, wants)
+        self.result["plan"] = [plan_result(item) for item in plan.plans]
+        self.result["diff"] = [diff_result(item) for item in plan.pending]
+        self.result["changed"] = bool(plan.pending)
+        return plan
 
     def _show(self, gpus: list[GpuState]) -> None:
         self.result["gpus"] = [gpu_result(gpu) for gpu in gpus]
@@ -239,15 +250,17 @@ class Run:
         wants: dict[int, Want] = wants_from_layout(self.params["layout"], config, gpus)
         return wants
 
-    def _change(self, plan: Any) -> None:
+    def _change(self, plan: NodePlan) -> None:
         if blockers(plan):
             raise BusyError(blockers(plan))
-        recorded = self.params["state"] == "present" and write_record(self.folder, plan.gpus)
+        recorded: list[str] = []
+        if self.params["state"] == "present":
+            recorded = add_to_record(self.folder, [item.state for item in plan.pending])
         try:
             gpus, self.result["done"] = apply_plan(self.smi, plan, self.params["reset"])
         except ChangeError as error:
             if error.restored and recorded:
-                remove_record(self.folder)
+                drop_from_record(self.folder, recorded)
             self._show(error.gpus)
             self.result["done"] = error.done
             self.result["changed"] = not error.restored

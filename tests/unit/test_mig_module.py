@@ -28,13 +28,15 @@ from gpu_slices.mig_layout import Want
 from gpu_slices.mig_node import (
     ChangeError,
     RecordError,
+    add_to_record,
     apply_plan,
     blockers,
+    drop_from_record,
+    locked,
     plan_node,
     read_gpus,
     read_record,
     runner,
-    write_record,
 )
 from gpu_slices.nvidia_smi import NvidiaSmi, NvidiaSmiError
 
@@ -285,16 +287,42 @@ def test_a_recorded_gpu_that_is_gone_is_a_warning(node, tmp_path):
     assert node.cut(0) == []
 
 
-def test_the_record_is_written_once_and_can_be_read_back(tmp_path):
-    fake = FakeNvidiaSmi([new_gpu(0, A30)])
+def test_a_gpu_is_recorded_once_and_only_when_it_changes(tmp_path):
+    fake = FakeNvidiaSmi([new_gpu(0, A30), new_gpu(1, A30)])
     smi = NvidiaSmi(fake.run)
-    assert write_record(str(tmp_path), read_gpus(smi))
-    first = (tmp_path / "mig-layout.json").read_text()
+    first, second = read_gpus(smi)
+    assert add_to_record(str(tmp_path), [first]) == [first.uuid]
+    written = (tmp_path / "mig-layout.json").read_text()
     fake.gpus[0]["mode"] = fake.gpus[0]["pending"] = "Enabled"
-    assert not write_record(str(tmp_path), read_gpus(smi))
-    assert (tmp_path / "mig-layout.json").read_text() == first
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mig-layout.json"]
-    assert read_record(str(tmp_path))[fake.gpus[0]["uuid"]].enabled is False
+    assert add_to_record(str(tmp_path), read_gpus(smi)[:1]) == []
+    assert (tmp_path / "mig-layout.json").read_text() == written
+    assert add_to_record(str(tmp_path), read_gpus(smi)) == [second.uuid]
+    assert {uuid: want.enabled for uuid, want in read_record(str(tmp_path)).items()} == {
+        first.uuid: False,
+        second.uuid: False,
+    }
+    drop_from_record(str(tmp_path), [second.uuid])
+    assert list(read_record(str(tmp_path))) == [first.uuid]
+    drop_from_record(str(tmp_path), [first.uuid])
+    assert list(tmp_path.iterdir()) == []
+    assert read_record(str(tmp_path)) is None
+
+
+def test_a_gpu_that_was_left_alone_is_not_restored(node):
+    node = node(new_gpu(0, H200), new_gpu(1, H200))
+    node.run(config=[layout(("1g.18gb", 7), devices=[0])])
+    node.edit(gpu=1, mode="Enabled", pending="Enabled")  # an admin's own doing
+    node.run(state="restored")
+    assert [node.mode(gpu)[0] for gpu in (0, 1)] == ["Disabled", "Enabled"]
+
+
+def test_one_run_at_a_time_changes_a_node(node):
+    node = node(new_gpu(0, A30))
+    folder = str(node.record.parent)
+    with locked(folder, 1):
+        refused(node, "another run has been changing this node's GPUs", config=FOUR, timeout=0)
+        assert not node.run(config=[layout(enabled=False)])["changed"]
+    assert node.run(config=FOUR)["changed"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"gpus": [{}]}', "not json"])

@@ -8,6 +8,7 @@ it, and the error says what was made, what was lost and what the node looks like
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 from .gpu_holders import Holder, find_holders, library_users
 from .mig_geometry import Geometry, LayoutError, hardware_geometry, normal_device_id
@@ -55,7 +56,7 @@ class BusyError(Exception):
 
 
 class RecordError(Exception):
-    """The record of the first layout cannot be read or written."""
+    """The record of former layouts, or the folder it is in, cannot be used."""
 
 
 class ChangeError(Exception):
@@ -438,81 +439,139 @@ def _difference(gpu: GpuState, other: GpuState) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# The record of the first layout
+# The record of the layouts from before the first change
 
 
 def record_path(folder: str) -> str:
     return os.path.join(folder, RECORD_FILE)
 
 
-def write_record(folder: str, gpus: Sequence[GpuState]) -> bool:
-    """Record the layout, once: True if this call wrote it, False if a record was there already."""
-    path = record_path(folder)
-    if os.path.exists(path):
-        return False
-    content = {
-        "version": 1,
-        "recorded": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "gpus": [
+@contextlib.contextmanager
+def locked(folder: str, timeout: float) -> Iterator[None]:
+    """Hold this node's layout for one run at a time; makes the folder. Raises ``RecordError`` after ``timeout`` s."""
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise RecordError(f"the folder {folder} cannot be used: {error.strerror}") from error
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RecordError(
+                        f"another run has been changing this node's GPUs for {timeout:g} s (it holds {folder});"
+                        " wait for it or end it, then run again"
+                    ) from None
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+def add_to_record(folder: str, gpus: Sequence[GpuState]) -> list[str]:
+    """Record the layout of GPUs that are about to change for the first time; returns the UUIDs that were new.
+
+    What is recorded stays: a GPU keeps the layout it had before this project first changed it.
+    """
+    rows = _read_rows(folder) or []
+    known = {str(row.get("uuid")) for row in rows}
+    fresh = [gpu for gpu in gpus if gpu.uuid not in known]
+    if fresh:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        rows += [
             {
                 "uuid": gpu.uuid,
                 "index": gpu.index,
                 "name": gpu.name,
+                "recorded": moment,
                 "mig_enabled": gpu.mode_current == MODE_ENABLED,
                 "instances": [{"profile": item.profile, "start": item.start} for item in gpu.instances],
             }
-            for gpu in gpus
-        ],
-    }
+            for gpu in fresh
+        ]
+        _write_rows(folder, rows)
+    return [gpu.uuid for gpu in fresh]
+
+
+def drop_from_record(folder: str, uuids: Iterable[str]) -> None:
+    """Take GPUs out of the record; the file goes with the last of them."""
+    gone = set(uuids)
+    rows = [row for row in _read_rows(folder) or [] if row.get("uuid") not in gone]
+    if rows:
+        _write_rows(folder, rows)
+    else:
+        remove_record(folder)
+
+
+def read_record(folder: str) -> dict[str, Want] | None:
+    """Return the recorded wish per GPU UUID, or None when there is no record."""
+    rows = _read_rows(folder)
+    if rows is None:
+        return None
+    path = record_path(folder)
+    wants: dict[str, Want] = {}
+    try:
+        for row in rows:
+            fixed = tuple((str(item["profile"]), int(item["start"])) for item in row["instances"])
+            names = [name for name, _start in fixed]
+            devices = tuple((name, names.count(name)) for name in sorted(set(names)))
+            wants[str(row["uuid"])] = Want(bool(row["mig_enabled"]), devices, fixed, f"the record {path}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(_unreadable(path, error)) from error
+    return wants
+
+
+def remove_record(folder: str) -> None:
+    """Remove the record if there is one."""
+    try:
+        os.unlink(record_path(folder))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RecordError(f"the record {record_path(folder)} cannot be removed: {error.strerror}") from error
+
+
+def _read_rows(folder: str) -> list[dict[str, Any]] | None:
+    path = record_path(folder)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+        rows = content["gpus"]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise TypeError("its gpus are no list of maps")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordError(_unreadable(path, error)) from error
+    return rows
+
+
+def _write_rows(folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the record at once: a reader, or a run after a crash, sees the old or the new one, never half."""
+    path = record_path(folder)
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         handle, scratch = tempfile.mkstemp(prefix=f".{RECORD_FILE}.", dir=folder)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, indent=2)
+                json.dump({"version": 1, "gpus": list(rows)}, stream, indent=2)
                 stream.write("\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-            # a link, unlike a rename, never replaces a record that another run has written meanwhile
-            os.link(scratch, path)
-        finally:
-            os.unlink(scratch)
-    except FileExistsError:
-        return False
+            os.replace(scratch, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+            raise
     except OSError as error:
         raise RecordError(
             f"the layout of this node cannot be recorded in {path}: {error.strerror}"
         ) from error
-    return True
 
 
-def read_record(folder: str) -> dict[str, Want] | None:
-    """Return the recorded wish per GPU UUID, or None when there is no record."""
-    path = record_path(folder)
-    try:
-        with open(path, encoding="utf-8") as stream:
-            content = json.load(stream)
-        wants: dict[str, Want] = {}
-        for gpu in content["gpus"]:
-            fixed = tuple((str(item["profile"]), int(item["start"])) for item in gpu["instances"])
-            names = [name for name, _start in fixed]
-            devices = tuple((name, names.count(name)) for name in sorted(set(names)))
-            wants[str(gpu["uuid"])] = Want(bool(gpu["mig_enabled"]), devices, fixed, f"the record {path}")
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RecordError(
-            f"the record {path} cannot be read ({error}); mend or remove it by hand."
-        ) from error
-    return wants
-
-
-def remove_record(folder: str) -> bool:
-    """Remove the record; False if there was none."""
-    try:
-        os.unlink(record_path(folder))
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise RecordError(f"the record {record_path(folder)} cannot be removed: {error.strerror}") from error
-    return True
+def _unreadable(path: str, error: Exception) -> str:
+    return f"the record {path} cannot be read ({error}); mend or remove it by hand."
