@@ -39,7 +39,7 @@ description:
   - Nothing is touched when the GPUs already are as wanted.
   - Refuses to change a GPU, or to destroy an instance, in use, and names the process and its pod.
   - A change that fails half-way is taken back.
-  - Before a GPU is changed for the first time its layout is recorded, so that O(state=restored) can put it back.
+  - Before a GPU is changed for the first time its layout is recorded; O(state=restored) puts it back.
 options:
   config:
     description:
@@ -203,6 +203,7 @@ class Run:
         wants = self._wants(gpus)
         if wants is None:
             self.module.exit_json(**self.result)
+            return
         plan = self._plan(gpus, wants)
         if self.module.check_mode:
             for reason in blockers(plan):

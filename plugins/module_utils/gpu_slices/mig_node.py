@@ -448,7 +448,7 @@ def record_path(folder: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: str, timeout: float) -> Iterator[None]:
-    """Hold this node's layout for one run at a time; makes the folder. Raises ``RecordError`` after ``timeout`` s."""
+    """Hold this node's layout for one run; makes the folder. Raises ``RecordError`` after ``timeout`` seconds."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -463,8 +463,8 @@ def locked(folder: str, timeout: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise RecordError(
-                        f"another run has been changing this node's GPUs for {timeout:g} s (it holds {folder});"
-                        " wait for it or end it, then run again"
+                        f"another run has been changing this node's GPUs for {timeout:g} s (it holds"
+                        f" {folder}); wait for it or end it, then run again"
                     ) from None
                 time.sleep(0.2)
         yield
@@ -551,7 +551,7 @@ def _read_rows(folder: str) -> list[dict[str, Any]] | None:
 
 
 def _write_rows(folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the record at once: a reader, or a run after a crash, sees the old or the new one, never half."""
+    """Replace the record at once: nobody, not even a run after a crash, sees half of one."""
     path = record_path(folder)
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
