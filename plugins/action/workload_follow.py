@@ -179,6 +179,7 @@ class _Work:
                 {
                     "name": pod["name"],
                     "node": pod["node"],
+                    "at": evidence["at"],
                     "log": read_log(self.api, self.target, pod["name"]),
                     "devices": [{**facts[d["pool"], d["device"], d["uuid"]], **d} for d in pod["devices"]],
                 }
@@ -351,7 +352,7 @@ class _Work:
                 "namespace": self.target.namespace,
                 "pod": pod["name"],
                 "stage": self.stage,
-                "at": now(),
+                "at": pod.get("at") or now(),
             }
             for pod in pods
             for device in pod["devices"]
