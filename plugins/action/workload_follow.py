@@ -253,16 +253,14 @@ class _Work:
 
     def _judge_outcome(self, outcome: Outcome) -> Check:
         trouble = outcome.trouble or {}
-        ends = "; ".join(
-            f"{pod['name']} on {pod['node']}: {pod['end']}" for pod in outcome.pods if pod["node"]
-        )
+        last = "; ".join(_end(self.target, pod) for pod in outcome.pods if pod["node"])
         done = workload_state.end_text(outcome.item, self.target.container) if outcome.item else ""
         good = outcome.result == "succeeded"
         return {
             "id": "completed" if good else trouble.get("id", "completed"),
             "status": "pass" if good else "fail",
             "asked": f"{self.target.kind} {self.target.name} succeeds",
-            "found": done if good else f"{trouble.get('found')}" + (f" ({ends})" if ends else ""),
+            "found": done if good else f"{trouble.get('found')}" + (f"; {last}" if last else ""),
             "needed": "success",
             "fix": trouble.get("fix", ""),
             "seconds": outcome.seconds,
@@ -377,6 +375,13 @@ def _say(kind: str, text: str, stage: str = "") -> None:
         Display().display(f"  {stage} | {text}")
     else:
         Display().display(f"  {text}", color="cyan")
+
+
+def _end(target: Target, pod: dict[str, Any]) -> str:
+    """How a pod ended, where the workload does not say so itself, and its last words."""
+    end = "" if target.kind == "Pod" else f"pod {pod['name']} on {pod['node']} {pod['end']}, "
+    line = workload_log.last_line(pod["log"] or "")
+    return end + (f"last line of its log: {line}" if line else "no log")
 
 
 def _tail(outcome: Outcome, lines: int = 20) -> list[str]:

@@ -438,7 +438,7 @@ class TestState:
                 "no device of profile 3g.40gb is published; published are 2 x 1g.6gb",
             ),
             ("1g.6gb", "node(s) had untolerated taint", "the scheduler may not use the node"),
-            ("1g.6gb", "Insufficient cpu", "the node lacks something else"),
+            ("1g.6gb", "1 untolerated taint(s), 2 Insufficient cpu", "the node lacks something else"),
         ],
     )
     def test_why_a_pod_is_not_placed(self, profile: str, message: str, text: str) -> None:

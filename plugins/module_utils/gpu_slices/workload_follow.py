@@ -388,7 +388,7 @@ class Follower:
                 }
             )
         warnings = [event for event in self._own_events() if event.get("type") == "Warning"]
-        if trouble and warnings and not any(pod["log"] for pod in found):
+        if trouble and result in {"failed", "gone"} and warnings and not any(pod["log"] for pod in found):
             last = max(warnings, key=_event_time)
             trouble = {**trouble, "found": f"{trouble['found']}; last event: {last.get('message')}"}
         return Outcome(

@@ -196,7 +196,8 @@ def explain_unschedulable(
         )
     nodes = ", ".join(sorted({d["node"] for d in free}))
     text = f"{len(free)} of {len(fitting)} devices of profile {profile} are free, on {nodes}"
-    if "taint" in message or "unschedulable" in message or "affinity" in message:
+    barred = "taint" in message or "unschedulable" in message or "affinity" in message
+    if barred and "Insufficient" not in message:
         return (
             f"{text}, but the scheduler may not use the node",
             "take the taint or the cordon off the node, or free a device on another",
