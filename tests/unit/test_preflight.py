@@ -47,7 +47,7 @@ FACTS = {
     "slices": {"devices": [], "pools": [], "incomplete": []},
     "namespace": {"name": "train", "found": True, "terminating": False, "labels": {}},
     "access": [{"verb": "list", "group": "", "resource": "nodes", "namespace": "", "allowed": True}],
-    "objects": {"ResourceClaimTemplate/mig-1g-6gb": None},
+    "objects": {item["id"]: None for item in preflight.named_objects(SETTINGS)},
     "trainer": {
         **{key: {"found": True, "versions": ["v1alpha1"], "established": True} for key in TRAINER_CRDS},
         "features": {
@@ -261,6 +261,24 @@ def test_our_own_objects_are_no_collision():
         facts["objects"]["ResourceClaimTemplate/mig-1g-6gb"] = {"metadata": {"labels": labels}}
 
     assert judge(ours)["names"]["status"] == "pass"
+
+
+def test_names_of_every_kind_are_looked_up():
+    paths = {item["id"]: item["path"] for item in preflight.named_objects(SETTINGS)}
+    assert paths == {
+        "ConfigMap/gpu-slices-sft": "/api/v1/namespaces/train/configmaps/gpu-slices-sft",
+        "ConfigMap/gpu-slices-smoke": "/api/v1/namespaces/train/configmaps/gpu-slices-smoke",
+        "ResourceClaimTemplate/mig-1g-6gb": (
+            "/apis/resource.k8s.io/v1/namespaces/train/resourceclaimtemplates/mig-1g-6gb"
+        ),
+        "TrainingRuntime/gpu-slices-sft": (
+            "/apis/trainer.kubeflow.org/v1alpha1/namespaces/train/trainingruntimes/gpu-slices-sft"
+        ),
+    }
+
+
+def test_names_that_could_not_be_read_are_no_pass():
+    assert judge(lambda facts: facts["objects"].popitem())["names"]["status"] == "skip"
 
 
 def test_stages_decide_what_is_checked():

@@ -111,17 +111,24 @@ def named_objects(settings: Object) -> list[Object]:
     path}``.
     """
     namespace = settings["namespace"]
-    base = f"/apis/{DRA_GROUP}/v1/namespaces/{namespace}/resourceclaimtemplates/"
-    names = [f"mig-{profile_slug(profile)}" for profile in settings.get("profiles") or []]
+    dra = f"/apis/{DRA_GROUP}/v1"
+    wanted = {
+        ("ResourceClaimTemplate", f"mig-{profile_slug(p)}", dra) for p in settings.get("profiles") or []
+    }
+    if "smoke" in settings["stages"]:
+        wanted.add(("ConfigMap", "gpu-slices-smoke", "/api/v1"))
+    if "sft" in settings["stages"]:
+        wanted.add(("ConfigMap", "gpu-slices-sft", "/api/v1"))
+        wanted.add(("TrainingRuntime", "gpu-slices-sft", "/apis/trainer.kubeflow.org/v1alpha1"))
     return [
         {
-            "id": f"ResourceClaimTemplate/{name}",
-            "kind": "ResourceClaimTemplate",
+            "id": f"{kind}/{name}",
+            "kind": kind,
             "namespace": namespace,
             "name": name,
-            "path": base + name,
+            "path": f"{base}/namespaces/{namespace}/{kind.lower()}s/{name}",
         }
-        for name in sorted(set(names))
+        for kind, name, base in sorted(wanted)
     ]
 
 
