@@ -18,13 +18,14 @@ from ansible.module_utils.lab_host import (
     bridge_firewall,
     containers,
     host_limits,
-    link_tree,
     living_pids,
     network,
     only_one,
+    plant_seed,
     remove_container,
     remove_tree,
     run,
+    snapshot_names,
 )
 from ansible.module_utils.lab_plan import (
     LABEL_INSTANCE,
@@ -129,6 +130,8 @@ def present(wanted: Mapping[str, Any], check_mode: bool) -> tuple[list[str], lis
         masquerade=bridge_firewall(),
         pause_image=wanted["pause_image"],
         silicon_dir=wanted["silicon"] or "",
+        seed=wanted["seed"] or "",
+        layers=snapshot_names(Path(wanted["seed"])) if wanted["seed"] else (),
     )
     run_dir = Path(lab.run_dir)
     files = {node.name: node_files(lab, node, wanted) for node in lab.nodes}
@@ -205,7 +208,6 @@ def node_config(
             "run": run_arguments(lab, node, ""),
             "files": {name: [hashlib.sha256(body).hexdigest(), mode] for name, (body, mode) in files.items()},
             "programs": wanted["programs"],
-            "seed": wanted["seed"] if lab.kubernetes else "",
         }
     )
     return config
@@ -303,7 +305,7 @@ def start(
         path.write_bytes(body)
         path.chmod(mode)
     if lab.kubernetes and wanted["seed"]:
-        link_tree(Path(wanted["seed"]), home / "containerd", wanted["seed_copies"])
+        plant_seed(Path(wanted["seed"]), home / "containerd", wanted["seed_copies"])
     command = ["podman", *run_arguments(lab, node, config)]
     try:
         run(command)

@@ -16,9 +16,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Sequence
 
-from ansible.module_utils.lab_plan import LABEL_INSTANCE, Limits, limits, overlaps, routes
+from ansible.module_utils.lab_plan import LABEL_INSTANCE, SNAPSHOTS, Limits, limits, overlaps, routes
 
 CAP_SYS_RESOURCE = 24
 MIN_FREE_BYTES = 8 * 1000**3
@@ -350,34 +350,35 @@ def remove_tree(path: Path) -> None:
         run(["rm", "-rf", "--one-file-system", str(path)], timeout=300)
 
 
-def link_tree(source: Path, target: Path, copies: Sequence[str]) -> None:
-    """Make `target` a tree of hard links to `source`; files in `copies` get written in place, so copy them.
+def snapshot_names(seed: Path) -> tuple[str, ...]:
+    """The unpacked image layers in a containerd root."""
+    folder = seed / SNAPSHOTS
+    return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
 
-    Appears at once or not at all. Across file systems it is a full copy.
+
+def plant_seed(seed: Path, target: Path, copies: Sequence[str]) -> None:
+    """Make `target` a containerd root with all the seed's images, at once or not at all.
+
+    Layers, tens of thousands of files, are left empty: they get mounted over, read-only. Blobs are linked
+    (across file systems: copied); the files in `copies` get written in place and are copied.
     """
+
+    def link(source: str, copy: str) -> None:
+        if str(Path(source).relative_to(seed)) in copies:
+            shutil.copy2(source, copy)
+            return
+        try:
+            os.link(source, copy)
+        except OSError:
+            shutil.copy2(source, copy)
+
     scratch = target.with_name(target.name + ".part")
     remove_tree(scratch)
-    done = run(["cp", "--archive", "--link", str(source), str(scratch)], timeout=600, check=False)
-    if done.returncode != 0:
-        remove_tree(scratch)
-        run(["cp", "--archive", str(source), str(scratch)], timeout=900)
-    for relative in copies:
-        file = scratch / relative
-        if file.exists():
-            file.unlink()
-            shutil.copy2(source / relative, file)
+    layers = seed / SNAPSHOTS
+
+    def inside_layers(folder: str, names: list[str]) -> list[str]:
+        return names if Path(folder).parent == layers else []
+
+    shutil.copytree(seed, scratch, symlinks=True, ignore=inside_layers, copy_function=link)
     remove_tree(target)
     scratch.rename(target)
-
-
-def podman_facts(info: Mapping[str, Any]) -> dict[str, str]:
-    """The part of `podman info` worth showing."""
-    host = info.get("host") or {}
-    return {
-        "podman": str((info.get("version") or {}).get("Version", "")),
-        "runtime": str((host.get("ociRuntime") or {}).get("name", "")),
-        "cgroup_manager": str(host.get("cgroupManager", "")),
-        "cgroup_version": str(host.get("cgroupVersion", "")),
-        "events": str(host.get("eventLogger", "")),
-        "network": str(host.get("networkBackend", "")),
-    }

@@ -19,6 +19,9 @@ LABEL_CONFIG = "gpu-slices.config"
 CONTROL_SERVICES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE_SERVICES = ("containerd", "kubelet", "kube-proxy")
 
+# Where containerd keeps unpacked image layers, below its root.
+SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
+
 _PLACEHOLDER = re.compile(r"@([A-Z][A-Z_]*)@")
 
 
@@ -62,6 +65,8 @@ class Lab:
     dns_address: str = "10.96.0.10"
     pause_image: str = ""
     silicon_dir: str = ""
+    seed: str = ""
+    layers: tuple[str, ...] = ()
 
     @property
     def network(self) -> str:
@@ -266,6 +271,11 @@ def run_arguments(lab: Lab, node: Node, config: str) -> list[str]:
         arguments += [
             f"--volume={home}/containerd:/var/lib/containerd:dev,suid,exec",
             f"--volume={home}/kubelet:/var/lib/kubelet:dev,suid,exec",
+        ]
+        # All nodes share one copy of the image layers, which nobody writes to.
+        arguments += [
+            f"--volume={lab.seed}/{SNAPSHOTS}/{layer}:/var/lib/containerd/{SNAPSHOTS}/{layer}:ro,dev,suid,exec"
+            for layer in lab.layers
         ]
         if node.control:
             arguments.append(f"--volume={home}/etcd:/var/lib/etcd")

@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpu_slices.kube_api import ApiFault, KubeApi
+from ansible.module_utils.gpu_slices.kube_api import APPLY_PATCH, ApiFault, KubeApi
 
 DOCUMENTATION = """
 module: lab_wait
@@ -15,7 +15,8 @@ short_description: Wait until nodes are Ready, deployments are available and web
 description:
   - Asks for everything in turn until all of it is so, and says what is still missing when time is up.
   - A webhook answers when a dry run of an object that it has to admit is accepted.
-  - With O(fingerprint) it first looks whether that was put into the cluster last, and waits only if so.
+  - First looks whether what O(fingerprint) stands for was put into the cluster last, and waits only if so.
+  - With O(record) it waits in any case, and notes the fingerprint in the cluster at the end.
 options:
   kubeconfig: {description: Kubeconfig of the cluster., type: path, required: true}
   nodes: {description: Nodes that must be Ready., type: list, elements: str, default: []}
@@ -23,7 +24,8 @@ options:
   since: {description: "When they were started, seconds since 1970.", type: float, default: 0}
   deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
   probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
-  fingerprint: {description: Hash of what should have been put into the cluster., type: str, default: ""}
+  fingerprint: {description: Hash of what should have been put into the cluster., type: str, required: true}
+  record: {description: Whether to record the fingerprint at the end., type: bool, default: false}
   timeout: {description: Seconds., type: int, default: 180}
 author: gpu-slices
 """
@@ -32,6 +34,7 @@ EXAMPLES = """
   lab_wait:
     kubeconfig: /var/cache/gpu-slices/run/lab/kubeconfig
     nodes: [control, a30]
+    fingerprint: 1f0c2a
 """
 RETURN = """
 seconds: {description: How long it took until each thing was so., returned: success, type: dict}
@@ -85,6 +88,23 @@ def recorded(api: KubeApi, wanted: Mapping[str, Any]) -> bool:
     if record.get("data", {}).get("fingerprint") != wanted["fingerprint"]:
         return False
     return all(api.find(deployment_path(name)) for name in wanted["deployments"])
+
+
+def write_record(api: KubeApi, fingerprint: str) -> None:
+    """Note in the cluster what was put into it."""
+    record = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "lab-operators", "namespace": "kube-system"},
+        "data": {"fingerprint": fingerprint},
+    }
+    api.request(
+        "PATCH",
+        "/api/v1/namespaces/kube-system/configmaps/lab-operators",
+        record,
+        params={"fieldManager": "gpu-slices-lab"},
+        content_type=APPLY_PATCH,
+    )
 
 
 def deployment_path(name: str) -> str:
@@ -167,7 +187,8 @@ def main() -> None:
             "since": {"type": "float", "default": 0},
             "deployments": {"type": "list", "elements": "str", "default": []},
             "probes": {"type": "list", "elements": "dict", "default": []},
-            "fingerprint": {"type": "str", "default": ""},
+            "fingerprint": {"type": "str", "required": True},
+            "record": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 180},
         },
         supports_check_mode=True,
@@ -175,15 +196,17 @@ def main() -> None:
     try:
         api = KubeApi.from_kubeconfig(kubeconfig=module.params["kubeconfig"])
         seconds, missing = wait({"API server": lambda: ready(api)}, module.params["timeout"])
-        there = not missing and bool(module.params["fingerprint"]) and recorded(api, module.params)
-        if not missing and (there or not module.params["fingerprint"]):
+        there = not missing and not module.params["record"] and recorded(api, module.params)
+        if not missing and (there or module.params["record"]):
             seconds, missing = wait(checks(api, module.params), module.params["timeout"])
+        if not missing and module.params["record"] and not module.check_mode:
+            write_record(api, module.params["fingerprint"])
     except ApiFault as fault:
         module.fail_json(msg=fault.message)
     if missing:
         lines = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         module.fail_json(msg=f"After {module.params['timeout']} s still missing: {lines}", missing=missing)
-    module.exit_json(changed=False, seconds=seconds, recorded=there)
+    module.exit_json(changed=module.params["record"], seconds=seconds, recorded=there)
 
 
 if __name__ == "__main__":
