@@ -13,6 +13,7 @@ from .schemas import faults
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"gpu_slices_image_pull_secrets": ["one", "two"], "gpu_slices_image_pull_policy": "Never"},
+    {"gpu_slices_tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]},
     {"sft_nodes": 3, "sft_resources": {}, "smoke_resources": {"limits": {"cpu": "1"}}},
     {"gpu_slices_namespace": "1234", "slice_claim_result": {**CLAIM, "profile": "1g.10gb+me"}},
 ]

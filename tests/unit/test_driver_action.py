@@ -67,6 +67,7 @@ class Cluster:
             "type": {"string": "mig"},
             "profile": {"string": "1g.6gb"},
             "parentUUID": {"string": "G"},
+            "driverVersion": {"version": "580.95.5"},
         }
         devices = [
             {"name": uuid.lower(), "attributes": {**attributes, "uuid": {"string": uuid}}}

@@ -16,6 +16,7 @@ CEL = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].
 
 def device(uuid, node="a30", profile="1g.6gb", **more):
     base = {"device": uuid.lower(), "type": "mig", "parent_uuid": "GPU-0", "memory_bytes": 6 * 2**30}
+    base["attributes"] = {"driverVersion": "580.95.5"}
     return {**base, "uuid": uuid, "node": node, "profile": profile, "partitionable": False, **more}
 
 
@@ -122,6 +123,14 @@ def test_each_fault_gives_its_finding(given, identity, finding):
     assert check["status"] == "fail"
     assert check["evidence"]["finding"] == finding
     assert check["fix"]
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("580.95.5", "pass"), ("565.57.1", "pass"), ("560.35.3", "warn"), ("", "skip")]
+)
+def test_an_old_kernel_driver_is_a_warning(version, status):
+    given = slices(devices=[device("MIG-1", attributes={"driverVersion": version})])
+    assert judge(given)["nvidia_driver"]["status"] == status
 
 
 def test_nodes_elsewhere_that_are_not_ready_only_warn():

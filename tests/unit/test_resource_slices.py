@@ -224,6 +224,27 @@ def test_each_reason_for_no_slice_is_its_own(case, kind, says):
     assert says in made["reason"]
 
 
+GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "free"),
+    [
+        ([], 0),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists"}], 2),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}], 0),
+        ([{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}], 2),
+        ([{"key": "nvidia.com/gpu", "value": "absent"}], 0),
+        ([{"key": "other", "operator": "Exists"}], 0),
+        ([{"operator": "Exists"}], 2),
+        ([{"value": "present"}], 0),
+    ],
+)
+def test_a_tainted_node_counts_for_pods_that_tolerate_it(tolerations, free):
+    nodes = {"a30": {"ready": True, "taints": [GPU_TAINT]}}
+    assert choose(profile="1g.6gb", nodes=nodes, tolerations=tolerations)["free"] == free
+
+
 def test_without_any_slice_the_driver_is_named():
     made = choose_slice([], [], {}, driver_found=False)
     assert made["kind"] == "no_driver"

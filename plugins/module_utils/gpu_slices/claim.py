@@ -23,7 +23,7 @@ _FIXES = {
     "profile_not_published": "choose another profile (gpu_slices_profile), or change the layout (mig_config)",
     "none_big_enough": "ask for less (gpu_slices_memory), or cut larger slices (mig_config)",
     "devices_exhausted": "wait until a slice is free, or cut more",
-    "node_excluded": "make these nodes schedulable",
+    "node_excluded": "make these nodes schedulable, or tolerate their taints (gpu_slices_tolerations)",
 }
 
 
@@ -33,6 +33,7 @@ def choice(
     memory: str,
     layouts: Mapping[str, Iterable[str]] | None = None,
     *,
+    tolerations: Iterable[Object] = (),
     predict: bool = False,
 ) -> Object:
     """Choose the profile from what is published; see :func:`resource_slices.choose_slice` for the answer.
@@ -55,6 +56,7 @@ def choice(
             profile,
             memory,
             driver_found=bool(slices["pools"]),
+            tolerations=tolerations,
         )
         if not made["profile"] and slices["incomplete"]:
             made = _nothing("pool_incomplete", "; ".join(slices["incomplete"]))

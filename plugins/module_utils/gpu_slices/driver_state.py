@@ -10,6 +10,7 @@ import time
 from typing import Any, Dict, Iterable, Mapping
 
 from .cluster import PLUGIN_CONTAINER, digest
+from .kube_version import NVIDIA_ADVISED, at_least, show
 from .node_labels import selects
 from .preflight import check
 from .resource_slices import DRIVER, compare_with_hardware, describe_profiles
@@ -131,6 +132,7 @@ def driver_checks(facts: Object, nodes: list[str], hardware: Mapping[str, list[O
         _plugin(facts, plugin, nodes),
         _classes(facts),
         _slices(facts, nodes),
+        _nvidia_driver(facts, nodes),
         _hardware(facts, nodes, hardware),
     ]
 
@@ -307,6 +309,29 @@ def _slices(facts: Object, nodes: list[str]) -> Check:
         )
     text = "; ".join(f"{node}: {listed}" for node, listed in by_node.items())
     return check("slices", asked, text, evidence=evidence)
+
+
+def _nvidia_driver(facts: Object, nodes: list[str]) -> Check:
+    asked = f"Is NVIDIA's kernel driver at least {show(NVIDIA_ADVISED)}?"
+    versions: dict[str, str] = {}
+    for device in facts["slices"]["devices"]:
+        if device["node"] in nodes and device["attributes"].get("driverVersion"):
+            versions[device["node"]] = str(device["attributes"]["driverVersion"])
+    if not versions:
+        return check("nvidia_driver", asked, "no published device tells its version", "skip")
+    text = ", ".join(f"{node}: {version}" for node, version in versions.items())
+    if not all(at_least(version, NVIDIA_ADVISED) for version in versions.values()):
+        return check(
+            "nvidia_driver",
+            asked,
+            text,
+            "warn",
+            needed=f"{show(NVIDIA_ADVISED)} or later, as the DRA driver documents",
+            fix="upgrade the kernel driver there",
+            finding="version_floor",
+            evidence=versions,
+        )
+    return check("nvidia_driver", asked, text, evidence=versions)
 
 
 def _hardware(facts: Object, nodes: list[str], hardware: Mapping[str, list[Object]]) -> Check:

@@ -15,6 +15,7 @@ Version = Tuple[int, ...]
 # resource.k8s.io/v1 came with 1.34.0; NVIDIA's DRA driver documents 1.34.2 as the lowest it supports.
 KUBERNETES_NEEDED: Version = (1, 34)
 KUBERNETES_ADVISED: Version = (1, 34, 2)
+NVIDIA_ADVISED: Version = (565,)
 CONTAINERD_CDI: Version = (1, 7)
 CONTAINERD_CDI_ALWAYS: Version = (2, 0)
 CRIO_CDI: Version = (1, 23)

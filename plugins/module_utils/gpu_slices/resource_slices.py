@@ -174,8 +174,22 @@ def blocked(device: Device) -> str:
     return ""
 
 
-def node_blocked(node: Object | None) -> str:
-    """Why an ordinary pod cannot run on a node (a trimmed node of ``cluster_facts``); empty if it can."""
+def tolerated(taint: Object, tolerations: Iterable[Object]) -> bool:
+    """Whether one of a pod's tolerations covers a node's taint, by the rules of Kubernetes."""
+    for toleration in tolerations:
+        if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+            continue
+        if toleration.get("key") and toleration["key"] != taint.get("key"):
+            continue
+        if toleration.get("operator", "Equal") == "Exists":
+            return True
+        if toleration.get("key") and str(toleration.get("value", "")) == str(taint.get("value") or ""):
+            return True
+    return False
+
+
+def node_blocked(node: Object | None, tolerations: Iterable[Object] = ()) -> str:
+    """Why a pod with these tolerations cannot run on a node (a trimmed one); empty if it can."""
     if node is None:
         return "the node does not exist"
     if not node.get("ready", True):
@@ -183,7 +197,7 @@ def node_blocked(node: Object | None) -> str:
     if node.get("unschedulable"):
         return "the node is cordoned"
     for taint in node.get("taints") or []:
-        if taint.get("effect") in _BLOCKING:
+        if taint.get("effect") in _BLOCKING and not tolerated(taint, tolerations):
             value = f"={taint['value']}" if taint.get("value") else ""
             return f"node taint {taint.get('key')}{value}:{taint['effect']}"
     return ""
@@ -205,6 +219,7 @@ def choose_slice(
     memory: str = "5Gi",
     *,
     driver_found: bool = True,
+    tolerations: Iterable[Object] = (),
 ) -> Object:
     """Choose the MIG profile for a claim: ``auto`` is the smallest one with at least ``memory``.
 
@@ -241,9 +256,13 @@ def choose_slice(
             reason = f"no device of profile {profile} is published; published are {listing}"
             return {**empty, "kind": "profile_not_published", "reason": reason}
     idle = [device for device in fitting if device["holder"] is None and not blocked(device)]
-    usable = [device for device in idle if not nodes or not node_blocked(nodes.get(device["node"]))]
+    tolerations = list(tolerations)
+    barred = {
+        name: node_blocked(nodes.get(name), tolerations) for name in {device["node"] for device in idle}
+    }
+    usable = [device for device in idle if not nodes or not barred[device["node"]]]
     if not usable:
-        return {**empty, **_why_none_free(fitting, idle, nodes)}
+        return {**empty, **_why_none_free(fitting, idle, barred)}
     best = min(usable, key=lambda device: (device["memory_bytes"], device["profile"]))["profile"]
     free = [device for device in usable if device["profile"] == best]
     return {
@@ -256,10 +275,10 @@ def choose_slice(
     }
 
 
-def _why_none_free(fitting: list[Device], idle: list[Device], nodes: dict[str, Object]) -> Object:
+def _why_none_free(fitting: list[Device], idle: list[Device], barred: dict[str, str]) -> Object:
     names = ", ".join(sorted({device["profile"] for device in fitting}))
     if idle:
-        reasons = sorted({f"{device['node']}: {node_blocked(nodes.get(device['node']))}" for device in idle})
+        reasons = sorted(f"{name}: {reason}" for name, reason in barred.items())
         reason = f"{len(idle)} devices of {names} are free, on nodes a pod cannot use ({'; '.join(reasons)})"
         return {"kind": "node_excluded", "reason": reason}
     holders = sorted(
