@@ -448,7 +448,7 @@ def record_path(folder: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: str, timeout: float) -> Iterator[None]:
-    """Hold this node's layout for one run; makes the folder. Raises ``RecordError`` after ``timeout`` seconds."""
+    """Hold this node's layout for one run; makes the folder. Raises ``RecordError`` after ``timeout`` s."""
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
