@@ -26,6 +26,7 @@ from ansible.module_utils.lab_host import (
     remove_tree,
     run,
     snapshot_names,
+    sweep_cgroups,
 )
 from ansible.module_utils.lab_plan import (
     LABEL_INSTANCE,
@@ -341,6 +342,7 @@ def absent(wanted: Mapping[str, Any], check_mode: bool) -> list[str]:
         remove_tree(path)
     with contextlib.suppress(OSError):
         run_dir.rmdir()
+    sweep_cgroups()
     restore_forwarding(forward)
     return texts
 

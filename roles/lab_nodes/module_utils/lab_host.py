@@ -317,6 +317,20 @@ def remove_cgroup(cgroup_path: str, patience: float = 5) -> list[str]:
     return left
 
 
+def sweep_cgroups() -> None:
+    """Remove the empty cgroups of containers that no longer exist: a Podman that was killed leaves them."""
+    orphans = {
+        path.name: f"/libpod_parent/{path.name}"
+        for target in cgroup_mounts()
+        for path in (Path(target) / "libpod_parent").glob("libpod-*")
+    }
+    # Asked after the look: a container that has come since is not among them.
+    known = set(run(["podman", "ps", "--all", "--quiet", "--no-trunc"]).stdout.split())
+    for name, cgroup_path in orphans.items():
+        if name.rpartition("-")[2] not in known:
+            remove_cgroup(cgroup_path, patience=0)
+
+
 def remove_container(name: str, cgroup_path: str) -> None:
     """Remove a container whatever state it is in. Raises HostError when it stays."""
     reason = ""
