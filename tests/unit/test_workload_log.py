@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from gpu_slices import workload_log
+from gpu_slices.resource_slices import merge_slices
 
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 MIB = 2**20
 GIVEN: dict[str, Any] = {
     "driver": "gpu.nvidia.com",
@@ -181,3 +185,16 @@ def test_every_failed_check_says_what_to_do() -> None:
 def test_versions_for_the_header() -> None:
     log = sft_log(driver="580.95.05")
     assert workload_log.versions(log) == {"torch": "1.13.0", "gpu-driver": "580.95.05"}
+
+
+@pytest.mark.parametrize("stage", ["smoke", "sft"])
+def test_a_real_gpu_is_judged_by_what_the_real_driver_published(stage: str) -> None:
+    """Both scripts on a real H200 (CUDA, torch 2.11), and what the driver published for such a card."""
+    log = (FIXTURES / f"logs/{stage}-h200-cuda.txt").read_text()
+    published = yaml.safe_load((FIXTURES / "resourceslices/h200-real-full.yaml").read_text())
+    (device,) = merge_slices(published.get("items", [published]))["devices"]
+    judge = workload_log.judge_smoke if stage == "smoke" else workload_log.judge_sft
+    checks = judge(log, [device], cuda_required=True)
+    assert failed(checks) == []
+    other = {**device, "uuid": "GPU-of-another-card"}
+    assert "uuid" in failed(judge(log, [other], cuda_required=True))
