@@ -56,7 +56,7 @@ RIGHTS: dict[str, list[_Right]] = {
         (_WRITE, "admissionregistration.k8s.io", "validatingadmissionpolicies", ""),
         (_WRITE, "admissionregistration.k8s.io", "validatingadmissionpolicybindings", ""),
         (("create",), "apiextensions.k8s.io", "customresourcedefinitions", ""),
-        (("create",), "", "namespaces", ""),
+        (("create", "patch"), "", "namespaces", ""),
     ],
     "namespace_create": [(("create", "patch"), "", "namespaces", "")],
     "smoke": [
