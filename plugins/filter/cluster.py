@@ -28,7 +28,7 @@ class FilterModule:
             "driver_verdict": driver_state.verdict,
             "helm_release_differs": driver_state.release_differs,
             "slice_choice": claim.choice,
-            "slice_check": claim.choice_check,
+            "slice_checks": claim.claim_checks,
             "slice_name": claim.template_name,
             "slice_template_plan": claim.template_plan,
             "slice_result": claim.result,

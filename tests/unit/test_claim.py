@@ -130,6 +130,35 @@ def test_only_what_differs_is_applied(given, expected):
     assert plan(**given) == expected
 
 
+@pytest.mark.parametrize(
+    ("given", "status", "says"),
+    [
+        ({"template": SERVED}, "pass", "it is there"),
+        ({}, "pass", "it is applied"),
+        ({"template": OTHER}, "pass", "it is replaced"),
+        ({"template": SERVED, "labels": {"own": "er"}}, "fail", "not ours"),
+    ],
+)
+def test_the_template_is_a_check_of_its_own(given, status, says):
+    template = given.get("template")
+    templates = (
+        {} if template is None else {"mig-1g-6gb": {"spec": template, "labels": given.get("labels", LABELS)}}
+    )
+    facts = {**FACTS, "claim_templates": templates}
+    made = claim.choice(facts, "auto", "5Gi")
+    planned = claim.template_plan(facts, [NAMESPACE, TEMPLATE])
+    checks = claim.claim_checks(made, planned, "auto", "5Gi", False)
+    assert [check["id"] for check in checks] == ["slice", "template"]
+    assert checks[1]["status"] == status
+    assert says in checks[1]["found"]
+
+
+def test_without_a_slice_there_is_no_template_to_speak_of():
+    made = claim.choice(EMPTY, "auto", "5Gi")
+    planned = claim.template_plan({**EMPTY}, [])
+    assert [check["id"] for check in claim.claim_checks(made, planned, "auto", "5Gi", False)] == ["slice"]
+
+
 def test_a_namespace_of_somebody_else_is_left_alone():
     facts = {"namespace": {"found": True, "labels": {}}, "claim_templates": {}}
     made = claim.template_plan(facts, [NAMESPACE, TEMPLATE])

@@ -139,8 +139,7 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
                 plan["apply"].append(manifest)
         elif live["labels"].get(MANAGED_BY) != MANAGER:
             plan["foreign"] = (
-                f"ResourceClaimTemplate {metadata['namespace']}/{metadata['name']} exists and is not ours: "
-                "rename or remove it, or choose another gpu_slices_namespace"
+                f"ResourceClaimTemplate {metadata['namespace']}/{metadata['name']} exists and is not ours"
             )
         elif not _within(manifest["spec"], live["spec"]):
             plan["replace"] = True
@@ -150,6 +149,38 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
         elif not _within(metadata["labels"], live["labels"]):
             plan["apply"].append(manifest)
     return plan
+
+
+def claim_checks(made: Object, plan: Object, profile: str, memory: str, required: bool) -> list[Object]:
+    """The choice, and the template that goes with it, as checks."""
+    checks = [choice_check(made, profile, memory, required)]
+    if not made["profile"]:
+        return checks
+    name = template_name(made["profile"])
+    asked = f"Is the claim template {name} ours to use?"
+    if plan["foreign"]:
+        checks.append(
+            check(
+                "template",
+                asked,
+                plan["foreign"],
+                "fail",
+                needed="no such object, or one of ours",
+                fix="rename or remove it, or choose another gpu_slices_namespace",
+                finding="name_taken",
+            )
+        )
+    else:
+        kinds = [manifest["kind"] for manifest in plan["apply"]]
+        does = (
+            "is replaced"
+            if plan["replace"]
+            else "is applied"
+            if "ResourceClaimTemplate" in kinds
+            else "is there"
+        )
+        checks.append(check("template", asked, f"it {does}"))
+    return checks
 
 
 def _within(wanted: Any, live: Any) -> bool:
