@@ -57,7 +57,9 @@ def test_every_template_of_the_node_has_all_its_values():
             if path.name.endswith(".yaml.in"):
                 assert yaml.safe_load(text)["kind"].endswith("Configuration")
             if path.name.endswith(".conflist.in"):
-                assert json.loads(text)["plugins"][0]["ipam"]["ranges"][0][0]["subnet"] == lab().pod_cidr(node)
+                assert json.loads(text)["plugins"][0]["ipam"]["ranges"][0][0]["subnet"] == lab().pod_cidr(
+                    node
+                )
 
 
 def test_only_the_control_node_is_tainted_and_runs_the_control_plane():
@@ -192,6 +194,59 @@ def test_the_config_hash_changes_with_what_the_node_is_made_from():
 
 def test_inventory_describes_nodes_that_can_be_made():
     folder = Path(lab_import.ROOT / "inventory/lab/host_vars")
-    items = [yaml.safe_load((folder / f"{name}.yml").read_text())["lab_node"] for name in ("control", "a30", "h200")]
+    items = [
+        yaml.safe_load((folder / f"{name}.yml").read_text())["lab_node"]
+        for name in ("control", "a30", "h200")
+    ]
     nodes = plan.nodes_from(items, kubernetes=True)
     assert {node.name for node in nodes} == {"control", "a30", "h200"}
+
+
+host = lab_import.lab_host()
+
+
+def test_a_planted_store_links_blobs_copies_databases_and_leaves_layers_to_be_mounted(tmp_path):
+    seed, target = tmp_path / "seed", tmp_path / "node" / "containerd"
+    layer = seed / plan.SNAPSHOTS / "1" / "fs" / "usr"
+    layer.mkdir(parents=True)
+    (layer / "file").write_text("layer")
+    (seed / "blobs").mkdir()
+    (seed / "blobs/a").write_text("blob")
+    (seed / "meta.db").write_text("database")
+    target.parent.mkdir()
+    host.plant_seed(seed, target, ["meta.db"])
+    assert (target / "blobs/a").samefile(seed / "blobs/a")
+    assert not (target / "meta.db").samefile(seed / "meta.db")
+    assert (target / "meta.db").read_text() == "database"
+    assert list((target / plan.SNAPSHOTS).iterdir()) == [target / plan.SNAPSHOTS / "1"]
+    assert list((target / plan.SNAPSHOTS / "1").iterdir()) == []
+    assert host.snapshot_names(seed) == ("1",)
+
+
+def test_planting_again_replaces_what_is_there(tmp_path):
+    seed, target = tmp_path / "seed", tmp_path / "containerd"
+    seed.mkdir()
+    (seed / "new").write_text("")
+    target.mkdir()
+    (target / "old").write_text("")
+    host.plant_seed(seed, target, [])
+    assert [path.name for path in target.iterdir()] == ["new"]
+
+
+def test_every_layer_of_the_seed_is_mounted_read_only():
+    arguments = plan.run_arguments(lab(seed="/seed", layers=("1", "12")), NODES[0], "x")
+    mounts = [a for a in arguments if a.startswith("--volume=/seed/")]
+    assert [m.split(":")[1].rsplit("/", 1)[1] for m in mounts] == ["1", "12"]
+    assert all(m.split(":")[2].startswith("ro,") for m in mounts)
+
+
+def test_the_last_mount_on_a_path_decides_its_file_system(tmp_path):
+    assert host.file_system(tmp_path / "not" / "there") == host.file_system(tmp_path)
+    assert host.file_system(Path("/proc/self")) == "proc"
+
+
+def test_a_command_that_fails_is_reported_with_its_last_words():
+    with pytest.raises(host.HostError, match=r"sh -c .* failed \(3\): no luck"):
+        host.run(["sh", "-c", "echo no luck >&2; exit 3"])
+    with pytest.raises(host.HostError, match="not installed"):
+        host.run(["/nonexistent/program"])

@@ -55,7 +55,7 @@ options:
   instance: {description: Name of the lab., type: str, required: true}
   state: {description: Whether the lab should stand., type: str, choices: [present, absent], default: present}
   run_dir: {description: Folder for this lab's own files., type: path, required: true}
-  subnet: {description: Subnet for the nodes., type: str, required: true}
+  subnet: {description: Subnet for the nodes., type: str}
   kubernetes: {description: Whether the nodes form a cluster., type: bool, default: true}
   nodes: {description: "Nodes: name, number, control, cards.", type: list, elements: dict}
   image: {description: Image of the nodes in Podman's storage., type: str}
@@ -75,7 +75,6 @@ EXAMPLES = """
     instance: lab
     state: absent
     run_dir: /var/cache/gpu-slices/run/lab
-    subnet: 10.77.0.0/24
 """
 RETURN = """
 steps: {description: What was done, or would be in check mode., returned: always, type: list, elements: str}
@@ -90,7 +89,7 @@ def main() -> None:
             "instance": {"type": "str", "required": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "run_dir": {"type": "path", "required": True},
-            "subnet": {"type": "str", "required": True},
+            "subnet": {"type": "str"},
             "kubernetes": {"type": "bool", "default": True},
             "nodes": {"type": "list", "elements": "dict"},
             "image": {"type": "str"},
@@ -103,7 +102,7 @@ def main() -> None:
             "pause_image": {"type": "str", "default": ""},
             "silicon": {"type": "path"},
         },
-        required_if=[("state", "present", ("nodes", "image", "template"))],
+        required_if=[("state", "present", ("subnet", "nodes", "image", "template"))],
         supports_check_mode=True,
     )
     since = time.time()
