@@ -18,6 +18,7 @@ nothing followed.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -38,6 +39,7 @@ from gpu_slices.workload_follow import RESOURCE, Follower, Outcome, Target, read
 PROJECT = Path(__file__).resolve().parents[2]
 EVIDENCE = "gpu-slices.dev/evidence"
 COMPONENT = "app.kubernetes.io/component"
+PREFIX = "gpu-slices-"
 _DELETE_SECONDS = 120
 
 Check = dict[str, Any]
@@ -213,6 +215,7 @@ class _Work:
 
     def follow(self) -> dict[str, Any]:
         """Follow to the end, judge, and record the evidence."""
+        self._clear()
         follower = Follower(
             self.api,
             self.target,
@@ -239,6 +242,13 @@ class _Work:
             "seconds": outcome.seconds,
             "invocation": {"gpu_report": self._payload(outcome.pods, outcome.published)},
         }
+
+    def _clear(self) -> None:
+        """Drop logs and evidence of this stage's earlier runs: the report is about this one."""
+        for path in (self.artifacts / "logs").glob(f"{self.stage}-{PREFIX}*.log"):
+            path.unlink()
+        for path in (self.artifacts / "evidence").glob(f"{self.stage}-{PREFIX}*"):
+            shutil.rmtree(path)
 
     def _judge_end(self, item: dict[str, Any]) -> Check:
         return {

@@ -186,6 +186,25 @@ def test_a_success_without_its_pods_proves_nothing(stage: str, world: int, tmp_p
     assert (check["id"], check["status"]) == ("pods", "fail")
 
 
+def test_logs_and_evidence_of_earlier_runs_go_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("logs/smoke-gpu-slices-smoke-1.log", "logs/sft-gpu-slices-sft-1.log", "logs/mine.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "evidence/smoke-gpu-slices-smoke-1").mkdir(parents=True)
+    arguments = {
+        "stage": "smoke",
+        "kind": "Pod",
+        "name": "n",
+        "namespace": NS,
+        "container": "c",
+        "profile": "",
+    }
+    action._Work(arguments, tmp_path)._clear()
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["logs/mine.log", "logs/sft-gpu-slices-sft-1.log"]
+    assert list((tmp_path / "evidence").iterdir()) == []
+
+
 def test_check_mode_shows_and_touches_nothing(tmp_path: Path) -> None:
     server = Server(pod(phase="Failed"), pod("former"))
     result = prepare(server, tmp_path, check_mode=True)
