@@ -94,9 +94,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Add the failures that nothing rescued, write all three files, and say where they are."""
         for host, row in self._failures.items():
             ours = row.pop("ours")
-            directory = row.pop("directory")
+            directory, silicon = row.pop("directory"), row.pop("silicon")
             if (stats.failures.get(host) or stats.dark.get(host)) and (self._recorder or ours):
-                self._open(directory).add(row)
+                recorder = self._open(directory)
+                recorder.header({"silicon": silicon})
+                recorder.add(row)
         if self._recorder is None:
             return
         self._recorder.finish()
@@ -149,6 +151,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             "seconds": round(time.monotonic() - self._mark, 2),
             "at": now(),
             "directory": self._directory(result),
+            "silicon": self._variable(result, "gpu_slices_silicon"),
             "ours": role != "" and not role.startswith("lab_"),
         }
 
