@@ -123,3 +123,45 @@ def test_status_table_has_every_node_that_anyone_knows():
 
 def test_tables_line_up():
     assert lab_status.table([["A", "B"], ["long", "x"]]) == ["A     B", "long  x"]
+
+
+def test_waiting_nudges_only_what_is_missing_and_survives_a_refusal():
+    clock = iter([0, 0.5, 0.5, 2, 2, 2, 2.5, 2.5, 4, 4, 4, 4])
+    named = []
+
+    def meanwhile(missing):
+        named.append(sorted(missing))
+        raise ApiFault("conflict", "someone else was faster")
+
+    answers = iter(["no", "no", "no", ""])
+    original = lab_wait.time
+    lab_wait.time = type("Clock", (), {"monotonic": lambda: next(clock, 9), "sleep": lambda _: None})
+    try:
+        _, missing = lab_wait.wait({"a": lambda: "", "b": lambda: next(answers)}, 99, 0, meanwhile)
+    finally:
+        lab_wait.time = original
+    assert missing == {}
+    assert named
+    assert all(names == ["b"] for names in named)
+
+
+def test_a_nudge_touches_the_pods_of_missing_deployments():
+    patched = []
+
+    class Pods:
+        def get(self, path):
+            assert path == "/api/v1/namespaces/jobset-system/pods"
+            return {"items": [{"metadata": {"name": "p1"}}]}
+
+        def request(self, method, path, body, content_type):
+            patched.append((method, path, list(body["metadata"]["annotations"]), content_type))
+
+    lab_wait.nudge(Pods(), ["deployment jobset-system/jobset-controller", "node a30"])
+    assert patched == [
+        (
+            "PATCH",
+            "/api/v1/namespaces/jobset-system/pods/p1",
+            ["gpu-slices.lab/looked"],
+            "application/merge-patch+json",
+        )
+    ]

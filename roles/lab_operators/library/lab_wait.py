@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
-from typing import Any, Callable, Mapping
+from functools import partial
+from typing import Any, Callable, Iterable, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.gpu_slices.kube_api import APPLY_PATCH, ApiFault, KubeApi
+from ansible.module_utils.gpu_slices.kube_api import APPLY_PATCH, MERGE_PATCH, ApiFault, KubeApi
 
 DOCUMENTATION = """
 module: lab_wait
@@ -155,11 +157,35 @@ def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
     return result
 
 
+def nudge(api: KubeApi, missing: Iterable[str]) -> None:
+    """Make kubelets look again at the pods of deployments that are not there yet.
+
+    An operator waits for the certificate that it has just put into its own mounted Secret; kubelet renews a
+    mount when it next looks at the pod, which a change of the pod brings about.
+    """
+    for namespace in {
+        name.split()[1].partition("/")[0] for name in missing if name.startswith("deployment ")
+    }:
+        for pod in api.get(f"/api/v1/namespaces/{namespace}/pods").get("items") or []:
+            api.request(
+                "PATCH",
+                f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}",
+                {"metadata": {"annotations": {"gpu-slices.lab/looked": f"{time.time():.1f}"}}},
+                content_type=MERGE_PATCH,
+            )
+
+
 def wait(
-    todo: Mapping[str, Check], timeout: float, pause: float = 0.25
+    todo: Mapping[str, Check],
+    timeout: float,
+    pause: float = 0.25,
+    meanwhile: Callable[[Iterable[str]], None] | None = None,
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Run the checks until each was good once; returns seconds by name, and by name what is missing."""
-    begin = time.monotonic()
+    """Run the checks until each was good once; returns seconds by name, and by name what is missing.
+
+    `meanwhile` is called about once a second with the names of what is missing.
+    """
+    begin = called = time.monotonic()
     missing = dict.fromkeys(todo, "not asked yet")
     seconds: dict[str, float] = {}
     while missing:
@@ -173,6 +199,10 @@ def wait(
                 seconds[name] = round(time.monotonic() - begin, 1)
         if missing and time.monotonic() - begin > timeout:
             break
+        if missing and meanwhile and time.monotonic() - called > 1:
+            called = time.monotonic()
+            with contextlib.suppress(ApiFault):
+                meanwhile(missing)
         if missing:
             time.sleep(pause)
     return seconds, missing
@@ -198,7 +228,9 @@ def main() -> None:
         seconds, missing = wait({"API server": lambda: ready(api)}, module.params["timeout"])
         there = not missing and not module.params["record"] and recorded(api, module.params)
         if not missing and (there or module.params["record"]):
-            seconds, missing = wait(checks(api, module.params), module.params["timeout"])
+            seconds, missing = wait(
+                checks(api, module.params), module.params["timeout"], meanwhile=partial(nudge, api)
+            )
         if not missing and module.params["record"] and not module.check_mode:
             write_record(api, module.params["fingerprint"])
     except ApiFault as fault:
