@@ -80,10 +80,11 @@ class Driver:
             )
             name = stuck["name"] if stuck else "gpus"
             try:
-                log = self.api.text(
-                    f"{base}/pods/{pod['name']}/log", {"container": name, "tailLines": str(LOG_LINES)}
-                )
-                told[node]["log"] = {name: log.splitlines()}
+                # A container that never started has no log; its state says it all.
+                if not stuck or stuck["state"] != "waiting" or stuck["restarts"]:
+                    params = {"container": name, "tailLines": str(LOG_LINES)}
+                    log = self.api.text(f"{base}/pods/{pod['name']}/log", params)
+                    told[node]["log"] = {name: log.splitlines()}
                 events = self.api.get(
                     f"{base}/events", {"fieldSelector": f"involvedObject.name={pod['name']}"}
                 )
@@ -144,10 +145,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         checks = driver_checks(driver.facts, driver.nodes, driver.hardware)
         if any(item["status"] == "fail" for item in checks) and plugin is not None:
             told = driver.explain()
-            for item in checks:
-                if item["status"] == "fail" and item["id"] in ("plugin", "slices", "slices_match"):
-                    item["evidence"]["nodes_explained"] = told
-                    item["found"] += _short(told)
+            failing = [c for c in checks if c["status"] == "fail" and c["id"] != "device_classes"]
+            for item in failing:
+                item["evidence"]["nodes_explained"] = told
+            if failing:
+                failing[0]["found"] += _short(told)
         return {
             "changed": bool(restarted),
             "checks": checks,
@@ -159,10 +161,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _short(told: dict[str, Any]) -> str:
-    """The last log line of each node that is in trouble, for the message."""
+    """The end of the log on each node that is in trouble, for the message."""
     parts = []
     for node, facts in told.items():
         for container, lines in (facts.get("log") or {}).items():
-            if lines:
-                parts.append(f"{node} {container} log: {lines[-1].strip()[:200]}")
+            end = " ".join(line.strip() for line in lines if line.strip())[-300:]
+            if end:
+                parts.append(f"{node} {container} log: …{end}")
     return f" ({'; '.join(parts)})" if parts else ""
