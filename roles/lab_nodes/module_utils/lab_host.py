@@ -22,6 +22,8 @@ from ansible.module_utils.lab_plan import LABEL_INSTANCE, SNAPSHOTS, Limits, lim
 
 CAP_SYS_RESOURCE = 24
 MIN_FREE_BYTES = 8 * 1000**3
+# Measured: three nodes with operators and driver hold 1.7 GB, jobs come on top.
+MIN_MEMORY_BYTES = 3 * 1000**3
 # Kubelet, containerd and kube-proxy watch files; measured: 35 for three nodes, without the driver.
 INOTIFY_INSTANCES = 50
 CGROUP = Path("/sys/fs/cgroup")
@@ -141,6 +143,14 @@ def inotify_left() -> int:
     return int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) - used
 
 
+def available_memory() -> int:
+    """Bytes that programs may still take without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -230,6 +240,12 @@ def findings(cache: Path, subnet: str, network_name: str, need_room: bool) -> li
             faults.append(
                 f"found {watchers} inotify instances left for root; needed {INOTIFY_INSTANCES}: "
                 "sysctl -w fs.inotify.max_user_instances=512"
+            )
+        memory = available_memory()
+        if memory < MIN_MEMORY_BYTES:
+            faults.append(
+                f"found {memory / 1000**3:.1f} GB of memory available; needed {MIN_MEMORY_BYTES / 1000**3:.0f} GB: "
+                "end what else runs here, or use a larger machine"
             )
         free = shutil.disk_usage(next(p for p in (cache, *cache.parents) if p.exists())).free
         if free < MIN_FREE_BYTES:
