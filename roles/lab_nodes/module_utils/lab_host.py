@@ -244,7 +244,7 @@ def findings(cache: Path, subnet: str, network_name: str, need_room: bool) -> li
         memory = available_memory()
         if memory < MIN_MEMORY_BYTES:
             faults.append(
-                f"found {memory / 1000**3:.1f} GB of memory available; needed {MIN_MEMORY_BYTES / 1000**3:.0f} GB: "
+                f"found {memory / 1000**3:.1f} GB of memory available; needed 3 GB: "
                 "end what else runs here, or use a larger machine"
             )
         free = shutil.disk_usage(next(p for p in (cache, *cache.parents) if p.exists())).free
