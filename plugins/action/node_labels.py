@@ -1,9 +1,8 @@
 """Label GPU nodes for the DRA driver, all nodes in one task.
 
 Arguments: ``kubeconfig``, ``context``; ``nodes``, names of Kubernetes nodes; ``labels`` that each is to have,
-values as text; ``chart_values`` of a driver that is not installed yet, whose kubeletPlugin.nodeSelector is
-then obeyed;
-``state`` present or absent.
+values as text; ``chart_values`` of a driver that is not installed yet, whose kubeletPlugin.nodeSelector and
+affinity are then obeyed; ``state`` present or absent.
 
 Sets the inventory's labels and those that the driver's DaemonSet asks for. What was set, and what was there
 before, is kept in the annotation gpu-slices.dev/labels of each node; ``absent`` puts it back. Returns

@@ -187,6 +187,13 @@ def test_a_driver_still_to_be_installed_is_obeyed_by_its_values(chart_values, se
     assert (found and found["node_selector"]) == selector
 
 
+def test_the_affinity_of_a_driver_still_to_be_installed_is_obeyed_too():
+    needed = {"nodeSelectorTerms": [{"matchExpressions": [term("pool", "In", "gpu")]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": needed}}
+    planned = planned_daemonset({"kubeletPlugin": {"affinity": affinity}})
+    assert wanted_labels({}, PRESENT, planned) == {**PRESENT, "pool": "gpu"}
+
+
 values = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["1", "2"]))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Iterable, Mapping
 
-from .cluster import LABELS_ANNOTATION
+from .cluster import LABELS_ANNOTATION, affinity_terms
 
 Object = Dict[str, Any]
 Labels = Dict[str, str]
@@ -186,8 +186,11 @@ def pick_nodes(known: Mapping[str, Object], names: Iterable[str]) -> dict[str, O
 def planned_daemonset(chart_values: Mapping[str, Any]) -> Object | None:
     """What a driver that is not installed yet will ask of nodes, by its chart values; None if nothing."""
     plugin = chart_values.get("kubeletPlugin")
-    selector = plugin.get("nodeSelector") if isinstance(plugin, Mapping) else None
-    if not isinstance(selector, Mapping) or not selector:
+    if not isinstance(plugin, Mapping):
         return None
-    labels = {str(key): str(value) for key, value in selector.items()}
-    return {"namespace": "chart", "name": "values", "node_selector": labels, "affinity_terms": []}
+    asked, affinity = plugin.get("nodeSelector"), plugin.get("affinity")
+    selector = {str(k): str(v) for k, v in asked.items()} if isinstance(asked, Mapping) else {}
+    terms = affinity_terms({"affinity": affinity}) if isinstance(affinity, Mapping) else []
+    if not selector and not terms:
+        return None
+    return {"namespace": "chart", "name": "values", "node_selector": selector, "affinity_terms": terms}
