@@ -63,6 +63,15 @@ def test_what_could_not_be_read_is_never_a_skip():
     assert "Not allowed (403)." in check["found"]
 
 
+@pytest.mark.parametrize("question", ["slices", "claims", "namespace", "claim_templates"])
+def test_whatever_was_refused_is_told_and_nothing_is_planned(question):
+    facts = {key: value for key, value in FACTS.items() if key != question}
+    facts["errors"] = {question: {"kind": "forbidden", "message": "Not allowed (403)."}}
+    made = claim.choice(facts, "auto", "5Gi")
+    assert (made["profile"], made["kind"], made["reason"]) == ("", "facts_unreadable", "Not allowed (403).")
+    assert claim.template_plan(facts, [])["apply"] == []
+
+
 def test_an_incomplete_pool_is_named():
     facts = copy.deepcopy(EMPTY)
     facts["slices"].update(incomplete=["pool a30: 1 of 2"], pools=[{"name": "a30"}])

@@ -41,9 +41,10 @@ def choice(
     In check mode (``predict``) on a cluster where the layouts are still to be cut, the choice is made among
     the profiles that ``layouts`` (host -> profiles) will yield, and says so with ``predicted``.
     """
-    for question in ("slices", "claims"):
+    errors = facts.get("errors") or {}
+    for question in ("slices", "claims", "namespace", "claim_templates"):
         if question not in facts:
-            fault = (facts.get("errors") or {}).get(question) or {}
+            fault = errors.get(question) or {}
             reason = str(fault.get("message") or f"{question} could not be read")
             made = _nothing("facts_unreadable", reason)
             break
@@ -61,7 +62,7 @@ def choice(
         if not made["profile"] and slices["incomplete"]:
             made = _nothing("pool_incomplete", "; ".join(slices["incomplete"]))
     made["predicted"] = False
-    if predict and not made["profile"]:
+    if predict and not made["profile"] and made["kind"] != "facts_unreadable":
         foreseen = _predict(profile, memory, layouts or {})
         if foreseen:
             return {**_nothing("", ""), "profile": foreseen, "predicted": True}
@@ -123,9 +124,10 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
     template is there with another spec, which the API refuses to change, so it is to be deleted first. In
     check mode nothing is applied into a namespace that does not exist yet.
     """
-    namespace = facts["namespace"]
-    templates = facts.get("claim_templates") or {}
     plan: Object = {"apply": [], "replace": False, "foreign": ""}
+    if not manifests:
+        return plan
+    namespace, templates = facts["namespace"], facts["claim_templates"]
     for manifest in manifests:
         metadata = manifest["metadata"]
         if manifest["kind"] == "Namespace":
