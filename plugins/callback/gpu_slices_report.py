@@ -1,8 +1,8 @@
 """Keep the report of a run: report.json with every row, junit.xml and report.html when the run ends.
 
 Collects what gpu_check, workload_follow and gpu_report hand over in their results, and turns any other
-failed task of a run that recorded rows, and of a role of this project that is not the lab's, into a failed
-row. Does nothing in check mode and in playbooks that record nothing.
+failed task of a run that recorded rows, or of one of the stages, into a failed row. Does nothing in check
+mode and in playbooks that record nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ansible.template import Templar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.report import (
+    STAGES,
     Recorder,
     artifacts_directory,
     counts,
@@ -139,8 +140,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         task, host, data = result._task, result._host.get_name(), _data(result)
         role = task._role.get_name() if task._role else ""
         name = task.get_name()
+        stage = stage_of(task.tags, role)
         self._failures[host] = {
-            "stage": stage_of(task.tags, role),
+            "stage": stage,
             "id": f"task-{host}",
             "status": "fail",
             "asked": name,
@@ -152,7 +154,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             "at": now(),
             "directory": self._directory(result),
             "silicon": self._variable(result, "gpu_slices_silicon"),
-            "ours": role != "" and not role.startswith("lab_"),
+            "ours": stage in STAGES,
         }
 
     def _open(self, directory: Path) -> Recorder:
