@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Filters around MIG layouts: judge an inventory, join layout sources, report the GPUs of a node."""
+"""Filters around MIG layouts: join their sources, report the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.mig_geometry import LayoutError
-from gpu_slices.mig_layout import layout_faults, merge_configs
-
-
-def mig_layout_faults(
-    configs: Any, assignments: Mapping[str, Any], models: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
-    """Faults of the layouts that hosts use; see ``gpu_slices.mig_layout.layout_faults``."""
-    return layout_faults(configs, assignments, models)
+from gpu_slices.mig_layout import merge_configs
 
 
 def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") -> dict[str, Any]:
@@ -92,7 +85,6 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
-            "mig_layout_faults": mig_layout_faults,
             "mig_merge_configs": mig_merge_configs,
             "mig_checks": mig_checks,
         }

@@ -26,7 +26,7 @@ PREFIXES = (
     "teardown_",
 )
 # Facts that our own roles set; they appear among the host variables of later plays.
-RUNTIME_FACTS = ("mig_gpus", "mig_changed", "mig_plan", "slice_claim_result")
+RUNTIME_FACTS = ("mig_gpus", "mig_changed", "slice_claim_result")
 
 STAGES = ("preflight", "enable-driver", "smoke", "sft")
 STAGES_WITH_IMAGE = ("smoke", "sft")
