@@ -170,6 +170,29 @@ def test_a_pod_that_runs_and_ends() -> None:
     assert [text for kind, text in said if kind == "log"] == ["one", "matmul_on_slice: OK"]
 
 
+def test_the_claim_of_an_earlier_pod_of_that_name_is_not_this_pods() -> None:
+    def claim(uid: str, owner: str, device: str) -> dict[str, Any]:
+        made = json.loads(json.dumps(CLAIM))
+        made["metadata"].update(name=f"claim-{uid}", uid=uid)
+        made["metadata"]["ownerReferences"][0]["uid"] = owner
+        made["status"]["allocation"]["devices"]["results"][0]["device"] = device
+        return dict(made)
+
+    api = Script()
+    api.lists[POD_PATH] = [DONE]
+    api.lists[CLAIM_PATH] = [
+        claim("c0", "u0", "gpu-0-mig-1g6gb-14-1"),
+        claim("c1", "u1", "gpu-0-mig-1g6gb-14-0"),
+    ]
+    follower = workload_follow.Follower(
+        api, workload_follow.Target("Pod", NS, "smoke", "smoke"), lambda *_: None, 5, 1
+    )
+    for item in api.lists[CLAIM_PATH]:
+        follower._record(item)
+    outcome = follower.run()
+    assert [d["claim"] for d in outcome.pods[0]["devices"]] == ["claim-c1"]
+
+
 def test_a_pod_that_fails_says_with_what() -> None:
     api = Script()
     api.lists[POD_PATH] = [pod(phase="Failed", **state(terminated={"exitCode": 137, "reason": "OOMKilled"}))]

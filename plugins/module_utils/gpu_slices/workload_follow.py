@@ -251,7 +251,7 @@ class Follower:
             except ApiFault as fault:
                 self._note(f"the ResourceSlices cannot be read: {fault.message}")
             devices = state.claimed_devices(claim, self._published)
-        self._claims[uid] = {"claim": claim, "pod": pod, "devices": devices}
+        self._claims[uid] = {"claim": claim, "devices": devices}
         for device in devices:
             self._note(
                 f"pod {pod} holds {device['device']} ({device.get('profile') or device.get('type')}, "
@@ -384,7 +384,12 @@ class Follower:
                     "uid": pod["metadata"]["uid"],
                     "log": log,
                     "end": state.end_text(pod, self._target.container),
-                    "devices": [d for c in self._claims.values() if c["pod"] == name for d in c["devices"]],
+                    "devices": [
+                        d
+                        for c in self._claims.values()
+                        if state.made_for(c["claim"], pod)
+                        for d in c["devices"]
+                    ],
                 }
             )
         warnings = [event for event in self._own_events() if event.get("type") == "Warning"]

@@ -239,6 +239,15 @@ def pod_of_claim(claim: Object) -> str:
     return str(users[0].get("name")) if users else ""
 
 
+def made_for(claim: Object, pod: Object) -> bool:
+    """Whether a claim is this pod's; that of an earlier pod of the same name goes a moment late."""
+    if pod_of_claim(claim) != pod["metadata"]["name"]:
+        return False
+    owners = (claim.get("metadata") or {}).get("ownerReferences") or []
+    uids = {str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod" and owner.get("uid")}
+    return not uids or pod["metadata"]["uid"] in uids
+
+
 def picture_device(device: Mapping[str, Any]) -> dict[str, Any]:
     """A published device as the report's picture wants it."""
     slices = [
