@@ -13,6 +13,7 @@ from ansible.module_utils.gpu_slices.managed import (
     STEPS,
     Kind,
     describe,
+    ours,
     removable,
     stuck_text,
 )
@@ -107,13 +108,18 @@ def _list(
 
 def _question(api: KubeApi, kind: Kind, namespace: str) -> Any:
     def ask() -> dict[str, Any] | None:
+        found: dict[str, Any] | None
         try:
-            everywhere: dict[str, Any] | None = api.find(kind.path(), {"labelSelector": SELECTOR})
+            found = api.find(kind.path(), {"labelSelector": SELECTOR})
         except ApiFault as fault:
-            if fault.kind != "forbidden" or not kind.namespaced:
+            if fault.kind != "forbidden":
                 raise
-            everywhere = api.find(kind.path(namespace), {"labelSelector": SELECTOR})
-        return everywhere
+            if kind.namespaced:
+                return api.find(kind.path(namespace), {"labelSelector": SELECTOR})
+            # A namespace can often be read by who may not list them all.
+            one = api.find(f"{kind.path()}/{namespace}")
+            found = {"items": [one] if one and ours(one) else []}
+        return found
 
     return ask
 

@@ -335,6 +335,27 @@ def test_what_is_owned_goes_with_its_owner_and_is_waited_for(module: Any) -> Non
     assert cluster.order == ["trainjobs/job"]
 
 
+@pytest.mark.parametrize(("labels", "goes"), [({managed.LABEL: managed.MANAGER}, True), ({}, False)])
+def test_who_may_not_list_namespaces_still_removes_the_own_one(
+    module: Any, labels: dict[str, str], goes: bool
+) -> None:
+    class Narrow(Cluster):
+        """Namespaces can be read by name and not listed."""
+
+        def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+            if path == "/api/v1/namespaces":
+                raise ApiFault("forbidden", "no list", 403)
+            if path != f"/api/v1/namespaces/{NS}":
+                return super().find(path, params or {})
+            gone = self.going or not self.objects.get("namespaces")
+            return None if gone else self.objects["namespaces"][0]
+
+    cluster = Narrow()
+    cluster.objects["namespaces"] = [{"metadata": {"name": NS, "uid": "n", "labels": labels}}]
+    assert remove_all(module, cluster) == ([f"Namespace {NS}"] if goes else [])
+    assert cluster.order == ([f"namespaces/{NS}"] if goes else [])
+
+
 def test_a_second_time_there_is_nothing_to_do(module: Any) -> None:
     cluster = Cluster()
     assert remove_all(module, cluster) == []

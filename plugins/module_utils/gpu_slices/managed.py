@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple
 
-SELECTOR = "app.kubernetes.io/managed-by=gpu-slices"
+LABEL, MANAGER = "app.kubernetes.io/managed-by", "gpu-slices"
+SELECTOR = f"{LABEL}={MANAGER}"
 
 
 class Kind(NamedTuple):
@@ -39,6 +40,11 @@ STEPS: tuple[tuple[Kind, ...], ...] = (
     ),
     (Kind("/api/v1", "namespaces", "Namespace", namespaced=False),),
 )
+
+
+def ours(item: Mapping[str, Any]) -> bool:
+    """Does the object carry our label, as SELECTOR asks?"""
+    return ((item.get("metadata") or {}).get("labels") or {}).get(LABEL) == MANAGER
 
 
 def removable(item: Mapping[str, Any]) -> bool:
