@@ -38,9 +38,12 @@ Faults = Dict[str, Any]
 
 
 def chosen_stages(run_tags: Iterable[str], skip_tags: Iterable[str]) -> list[str]:
-    """The stages that a run's tags select, in order. ``all`` selects every stage."""
+    """The stages that a run's tags select, in order. ``all`` selects every stage.
+
+    So does ``preflight`` alone: it is asked what would stand in the way of a whole run.
+    """
     tags, skipped = set(run_tags), set(skip_tags)
-    everything = not tags or bool(tags & {"all", "tagged"})
+    everything = not tags or bool(tags & {"all", "tagged"}) or tags == {"preflight"}
     return [stage for stage in STAGES if (everything or stage in tags) and stage not in skipped]
 
 
