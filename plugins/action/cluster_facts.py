@@ -54,5 +54,5 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if arguments["refresh_discovery"] and "apis" in facts:
                 stale = drop_stale_discovery(api, facts["apis"]["groups"])
         except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from fault
+            raise AnsibleActionFail(fault.message) from None
         return {"changed": False, "facts": facts, "stale_cache": stale}

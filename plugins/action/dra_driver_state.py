@@ -118,7 +118,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             return self._judge(arguments)
         except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from fault
+            raise AnsibleActionFail(fault.message) from None
 
     def _judge(self, params: dict[str, Any]) -> dict[str, Any]:
         """Look, wait for the driver, restart where the picture is old, wait again."""

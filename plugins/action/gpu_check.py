@@ -60,7 +60,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             rows = [make_row(check, stage) for check in given]
         except ReportError as fault:
-            raise AnsibleActionFail(f"gpu_check: {fault}") from fault
+            raise AnsibleActionFail(f"gpu_check: {fault}") from None
         for row in rows:
             Display().display("  " + verdict_line(row), color=_COLOURS[row["status"]])
         payload: dict[str, Any] = {"rows": rows, "header": {**(arguments["run"] or {})}}

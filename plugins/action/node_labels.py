@@ -57,7 +57,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         try:
             return self._apply(arguments)
         except (ApiFault, LabelError) as fault:
-            raise AnsibleActionFail(str(fault)) from fault
+            raise AnsibleActionFail(str(fault)) from None
 
     def _apply(self, wish: dict[str, Any]) -> dict[str, Any]:
         """Bring every node to the wanted labels."""

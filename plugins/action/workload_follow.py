@@ -82,7 +82,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return work.prepare(check_mode)
             return {"changed": False, "skipped": True} if check_mode else work.follow()
         except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from fault
+            raise AnsibleActionFail(fault.message) from None
 
 
 class _Work:

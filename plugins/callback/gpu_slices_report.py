@@ -93,13 +93,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Add the failures that nothing rescued, write all three files, and say where they are."""
-        for host, row in self._failures.items():
-            ours = row.pop("ours")
-            directory, silicon = row.pop("directory"), row.pop("silicon")
-            if (stats.failures.get(host) or stats.dark.get(host)) and (self._recorder or ours):
-                recorder = self._open(directory)
-                recorder.header({"silicon": silicon})
-                recorder.add(row)
+        self._settle([host for host in self._failures if stats.failures.get(host) or stats.dark.get(host)])
         if self._recorder is None:
             return
         self._recorder.finish()
@@ -127,12 +121,28 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             recorder.devices(payload["devices"])
         if "allocations" in payload:
             recorder.allocations(payload["allocations"], current=bool(payload.get("summarise")))
+        if payload.get("summarise"):
+            # Other hosts may have failed while this one went on; the summary is to say so.
+            self._settle([host for host, row in self._failures.items() if not row["rescuable"]])
         recorder.write(complete=bool(payload.get("summarise")))
         if payload.get("summarise"):
             self._summarised = True
             for line in summary(recorder.report, recorder.directory):
                 self._display.display(line)
         return True
+
+    def _settle(self, hosts: list[str]) -> None:
+        """Turn noted failures that nothing will rescue into rows."""
+        for host in hosts:
+            row = self._failures.pop(host)
+            ours, directory, silicon = row.pop("ours"), row.pop("directory"), row.pop("silicon")
+            row.pop("rescuable")
+            if self._recorder or ours:
+                recorder = self._open(directory)
+                recorder.header({"silicon": silicon})
+                recorder.add(row)
+                # A summary that was printed before does not have it.
+                self._summarised = False
 
     def _note(self, result: Any) -> None:
         if context.CLIARGS.get("check"):
@@ -155,6 +165,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             "directory": self._directory(result),
             "silicon": self._variable(result, "gpu_slices_silicon"),
             "ours": stage in STAGES,
+            "rescuable": _rescuable(task),
         }
 
     def _open(self, directory: Path) -> Recorder:
@@ -184,6 +195,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         except AnsibleError:
             return ""
         return str(value or "")
+
+
+def _rescuable(task: Any) -> bool:
+    """Whether a block around the task has a rescue."""
+    parent = task._parent
+    while parent is not None:
+        if getattr(parent, "rescue", None):
+            return True
+        parent = parent._parent
+    return False
 
 
 def _data(result: Any) -> dict[str, Any]:

@@ -23,11 +23,11 @@ def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") ->
         try:
             content = yaml.safe_load(file_text)
         except yaml.YAMLError as error:
-            raise AnsibleFilterError(f"{file_name or 'the layout file'} is not YAML: {error}") from error
+            raise AnsibleFilterError(f"{file_name or 'the layout file'} is not YAML: {error}") from None
     try:
         return merge_configs(configs, content, file_name)
     except LayoutError as error:
-        raise AnsibleFilterError("; ".join(error.faults)) from error
+        raise AnsibleFilterError("; ".join(error.faults)) from None
 
 
 def mig_checks(

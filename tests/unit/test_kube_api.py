@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 import yaml
 from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
 
@@ -173,6 +175,14 @@ def test_nothing_listens(tmp_path: Path) -> None:
     assert caught.value.kind == "unreachable"
 
 
+def test_no_route_is_not_told_as_a_timeout(tmp_path: Path) -> None:
+    api = KubeApi.from_kubeconfig(_kubeconfig(tmp_path / "c", "http://127.0.0.1:1"))
+    pool = urllib3.connection.HTTPConnection("127.0.0.1")
+    error = urllib3.exceptions.NewConnectionError(pool, "no")
+    error.__cause__ = OSError(errno.EHOSTUNREACH, "No route to host")
+    assert "there is no route to it" in api._no_answer(error).message
+
+
 def test_plain_http_behind_an_https_address(server: ThreadingHTTPServer, tmp_path: Path) -> None:
     config = _kubeconfig(tmp_path / "c", f"https://127.0.0.1:{server.server_port}")
     with pytest.raises(ApiFault, match="TLS") as caught:
@@ -185,7 +195,7 @@ def test_plain_http_behind_an_https_address(server: ThreadingHTTPServer, tmp_pat
     [
         (None, "", "There is no kubeconfig at"),
         ("a: [", "", "not valid YAML"),
-        ("just text", "", "cannot be used"),
+        ("just text", "", "cannot be used: it is not built like a kubeconfig"),
         ("{}", "", "cannot be used"),
         (
             "apiVersion: v1\nkind: Config\ncontexts: []\nclusters: []\nusers: []\n",

@@ -269,15 +269,31 @@ PLAY = [
 ]
 
 
+# A node fails, and the controller goes on to the summary, whose cluster nobody answers for.
+NODES = [
+    PLAY[0],
+    {
+        "hosts": "node",
+        "gather_facts": False,
+        "tasks": [{"name": "Cut", "ansible.builtin.fail": {"msg": "busy"}, "tags": ["enable-driver"]}],
+    },
+    {
+        "hosts": "localhost",
+        "gather_facts": False,
+        "tasks": [{"name": "Sum up", "gpu_report": {"kubeconfig": "{{ base }}/none"}}],
+    },
+]
+
+
 def play(folder: Path, *arguments: str, **extra: Any) -> subprocess.CompletedProcess[str]:
     path = folder / "play.yml"
-    path.write_text(yaml.safe_dump(PLAY))
+    path.write_text(yaml.safe_dump(extra.pop("plays", PLAY)))
     extra = {"base": str(folder), **extra}
     return subprocess.run(
         [
             str(Path(sys.executable).with_name("ansible-playbook")),
             "-i",
-            "localhost,",
+            "localhost,node,",
             "-c",
             "local",
             str(path),
@@ -311,6 +327,14 @@ class TestThroughAnsible:
         rows = report.load(tmp_path / "artifacts/report.json")["checks"]
         failed = [(r["stage"], r["asked"], r["found"].split(": ")[-1]) for r in rows if r["status"] == "fail"]
         assert failed == [("playbook", "Fail plainly", "fell")]
+
+    def test_the_summary_tells_of_a_node_that_failed_before_it(self, tmp_path: Path) -> None:
+        done = play(tmp_path, plays=NODES, verdict="pass", fall="no")
+        assert done.returncode == 2
+        totals = [line for line in done.stdout.splitlines() if line.startswith("total ")]
+        assert [line.split("checks")[1].strip() for line in totals] == ["2 pass, 1 fail"]
+        rows = report.load(tmp_path / "artifacts/report.json")["checks"]
+        assert ("enable-driver", "task-node", "fail") in {(r["stage"], r["id"], r["status"]) for r in rows}
 
     def test_check_mode_writes_nothing(self, tmp_path: Path) -> None:
         done = play(tmp_path, "--check", verdict="pass", fall="no")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import socket
@@ -24,6 +25,8 @@ from kubernetes.client import ApiClient, Configuration
 
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 _KIND_BY_STATUS = {
     400: "invalid",
@@ -87,10 +90,13 @@ def _load(kubeconfig: str, context: str) -> tuple[Configuration, str]:
         KeyError,
         AttributeError,
     ) as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, (TypeError, KeyError, AttributeError)):
+            said = f"it is not built like a kubeconfig ({said})"
         raise ApiFault(
             "config",
             f"The kubeconfig {source} cannot be used"
-            f"{f' with context {context!r}' if context else ''}: {' '.join(str(error).split())}; "
+            f"{f' with context {context!r}' if context else ''}: {said}; "
             "correct it, or choose another with gpu_slices_kubeconfig and gpu_slices_context.",
         ) from error
     return settings, source
@@ -259,6 +265,8 @@ class KubeApi:
             reason = "its name cannot be resolved"
         elif any(isinstance(link, ConnectionRefusedError) for link in chain):
             reason = "the connection was refused (nothing listens there)"
+        elif any(isinstance(link, OSError) and link.errno in _NO_ROUTE for link in chain):
+            reason = "there is no route to it"
         # urllib3 derives its refused-connection error from its time-out, so this comes after it.
         elif any(isinstance(link, (socket.timeout, urllib3.exceptions.TimeoutError)) for link in chain):
             reason = f"no answer within {self.timeout:g} s"
