@@ -1,9 +1,10 @@
 """Gate 1: everything that can be wrong in an inventory, found without asking a cluster or a node.
 
-Arguments: ``settings`` (the shared variables), ``stages`` (those that will run; empty: those that the tags of
-the run select), ``roles_path`` (the directory whose ``*/meta/argument_specs.yml`` say which variables exist
-and of what type). It looks at every host of the node group and at localhost, checks names, types and layouts,
-and fails once with all faults. No connection is opened.
+Arguments: ``settings`` (the shared variables), ``stages`` (those that this play is for; of them count
+those that the tags of the run select; empty: all that they select), ``roles_path`` (the directory whose
+``*/meta/argument_specs.yml`` say which variables exist and of what type). It looks at every host of the node
+group and at localhost, checks names, types and layouts, and fails once with all faults. No connection is
+opened.
 
 Sets the fact ``gpu_slices_inputs``: ``stages``; ``nodes`` {host: Kubernetes node}; ``layouts`` {host:
 [profiles that its MIG layout cuts]}, for hosts whose layout is ours to cut.
@@ -49,7 +50,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         variables = task_vars or {}
         settings = arguments["settings"]
         chosen = inputs.chosen_stages(variables["ansible_run_tags"], variables["ansible_skip_tags"])
-        stages = arguments["stages"] or chosen
+        # This runs in every play, also in those of stages that the tags leave out.
+        stages = [stage for stage in arguments["stages"] or chosen if stage in chosen]
         # Every role depends on gate 1, so a run comes here once a play; looking again would find the same.
         # The parent is the process of this run: facts that a cache kept from another run do not count.
         mark = [os.getppid(), settings]
@@ -71,12 +73,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             faults += inputs.driver_faults(shared.get("dra_driver_values"), namespace, layouts)
         faults += inputs.value_faults(settings, stages)
         message = inputs.compose(faults)
+        if message:
+            return {"changed": False, "failed": True, "msg": message}
         # Looking at the variables of all hosts is dear, so what later tasks need of them is kept.
         told = {"nodes": nodes, "layouts": layouts, "stages": stages, "mark": mark}
-        result: dict[str, Any] = {"changed": False, "ansible_facts": {"gpu_slices_inputs": told}}
-        if message:
-            result.update(failed=True, msg=message)
-        return result
+        return {"changed": False, "ansible_facts": {"gpu_slices_inputs": told}}
 
     def _values(
         self, variables: dict[str, Any], hosts: list[str], specs: dict[str, Any]

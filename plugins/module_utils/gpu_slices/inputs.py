@@ -143,8 +143,8 @@ def value_faults(settings: Mapping[str, Any], stages: Iterable[str]) -> list[str
     needing = [stage for stage in stages if stage in STAGES_WITH_IMAGE]
     if needing and not str(settings.get("gpu_slices_image") or ""):
         faults.append(
-            f"gpu_slices_image is empty: {' and '.join(needing)} need an image with torch, transformers "
-            "and peft; name it, or leave these stages out with --skip-tags."
+            f"gpu_slices_image is empty: {' and '.join(needing)} need{'s' if len(needing) == 1 else ''} "
+            "an image with torch, transformers and peft; name it, or leave this out with --skip-tags."
         )
     return faults
 
