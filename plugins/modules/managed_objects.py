@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -13,6 +14,9 @@ from ansible.module_utils.gpu_slices.managed import (
     STEPS,
     Kind,
     describe,
+    foreign,
+    holdable,
+    holds_text,
     ours,
     removable,
     stuck_text,
@@ -25,6 +29,7 @@ description:
   - Finds objects of all namespaces by the label C(app.kubernetes.io/managed-by=gpu-slices) and deletes them.
   - Workloads go first, and are gone with their pods and claims before what they use is deleted.
   - What another object owns goes with its owner.
+  - A namespace that holds something else as well stays, and so does one whose content cannot be listed.
 options:
   kubeconfig:
     description: Path of the kubeconfig. Empty takes KUBECONFIG or ~/.kube/config.
@@ -55,8 +60,23 @@ removed:
   type: list
   elements: str
   returned: success
+kept:
+  description: Namespaces of ours that stay, and why.
+  type: list
+  elements: dict
+  returned: success
+  contains:
+    namespace:
+      description: Its name.
+      type: str
+    because:
+      description: What it holds that is not ours, or what could not be listed.
+      type: str
 """
 
+_DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+# Names and owners suffice: what is in a Secret is nobody's business here.
+_NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _PAUSE = 0.3
 
 
@@ -78,17 +98,59 @@ def main() -> None:
     params = module.params
     try:
         api = KubeApi.from_kubeconfig(params["kubeconfig"] or "", params["context"] or "")
-        found = [_list(api, step, params["namespace"]) for step in STEPS]
-        names = [describe(kind, item) for step in found for kind, item in step]
-        if not module.check_mode:
-            for step, items in zip(STEPS, found):
-                _remove(api, step, items, params)
+        names, kept = _clear(api, params, module.check_mode)
     except (ApiFault, RemovalError) as error:
         module.fail_json(msg=str(error))
-    result: dict[str, Any] = {"changed": bool(names), "removed": names}
+    result: dict[str, Any] = {"changed": bool(names), "removed": names, "kept": kept}
     if names:
         result["diff"] = {"before": "".join(f"{name}\n" for name in names), "after": ""}
     module.exit_json(**result)
+
+
+def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list[str], list[dict[str, str]]]:
+    """Remove step by step what is there now. Returns what went, and the namespaces that stay."""
+    found = [_list(api, step, params["namespace"]) for step in STEPS]
+    names: list[str] = []
+    kept: dict[str, str] = {}
+    for step, items in zip(STEPS, found):
+        # Looked at only now, when our own objects are gone.
+        kept.update(
+            _kept(api, [item["metadata"]["name"] for kind, item in items if kind.kind == "Namespace"])
+        )
+        going = [(kind, item) for kind, item in items if not _stays(kind, item, kept)]
+        names += [describe(kind, item) for kind, item in going]
+        if not check_mode:
+            _remove(api, step, going, params, kept)
+    return names, [{"namespace": name, "because": because} for name, because in kept.items()]
+
+
+def _stays(kind: Kind, item: dict[str, Any], kept: dict[str, str]) -> bool:
+    return kind.kind == "Namespace" and item["metadata"]["name"] in kept
+
+
+def _kept(api: KubeApi, namespaces: list[str]) -> dict[str, str]:
+    """Those of our namespaces that must stay, and why."""
+    if not namespaces:
+        return {}
+    kinds = holdable([api.get("/api", accept=_DISCOVERY), api.get("/apis", accept=_DISCOVERY)])
+    if not kinds:
+        return dict.fromkeys(namespaces, "the API server does not tell which kinds of objects it may hold")
+    kept = {}
+    for namespace in namespaces:
+        paths = {kind.path(namespace): kind for kind in kinds}
+        answers, faults = api.parallel({path: partial(api.get, path, accept=_NAMES) for path in paths})
+        others = [
+            describe(paths[path], item)
+            for path, answer in answers.items()
+            for item in answer.get("items") or []
+            if foreign(paths[path], item)
+        ]
+        unread = [fault.message for fault in faults.values() if fault.kind != "not_found"]
+        if others:
+            kept[namespace] = holds_text(others)
+        elif unread:
+            kept[namespace] = f"what it holds cannot be listed: {unread[0]}"
+    return kept
 
 
 def _list(
@@ -125,7 +187,11 @@ def _question(api: KubeApi, kind: Kind, namespace: str) -> Any:
 
 
 def _remove(
-    api: KubeApi, step: tuple[Kind, ...], items: list[tuple[Kind, dict[str, Any]]], params: dict[str, Any]
+    api: KubeApi,
+    step: tuple[Kind, ...],
+    items: list[tuple[Kind, dict[str, Any]]],
+    params: dict[str, Any],
+    kept: dict[str, str],
 ) -> None:
     if not items:
         return
@@ -145,7 +211,11 @@ def _remove(
             if fault.kind not in {"not_found", "conflict"}:
                 raise
     limit = time.monotonic() + params["timeout"]
-    while left := _list(api, step, params["namespace"], everything=True):
+    while left := [
+        (kind, item)
+        for kind, item in _list(api, step, params["namespace"], everything=True)
+        if not _stays(kind, item, kept)
+    ]:
         if time.monotonic() > limit:
             raise RemovalError(stuck_text([describe(kind, item) for kind, item in left], params["timeout"]))
         time.sleep(_PAUSE)

@@ -290,6 +290,15 @@ class Cluster:
                 self.objects[plural] = left
         return {"items": list(self.objects.get(plural, []))}
 
+    def get(self, path: str, accept: str) -> dict[str, Any]:
+        if path in ("/api", "/apis"):
+            assert "APIGroupDiscoveryList" in accept
+            return {
+                "items": [group(n, kinds) for n, kinds in DISCOVERED.items() if bool(n) == (path == "/apis")]
+            }
+        assert accept.startswith("application/json;as=PartialObjectMetadataList")
+        return {"items": list(self.objects.get(path.rsplit("/", 1)[1], []))}
+
     def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         assert method == "DELETE"
         assert body["preconditions"]["uid"]
@@ -301,12 +310,42 @@ class Cluster:
     parallel = staticmethod(Server.parallel)
 
 
-def remove_all(module: Any, cluster: Cluster, timeout: int = 5) -> list[str]:
-    params = {"namespace": NS, "timeout": timeout}
-    found = [module._list(cluster, step, NS) for step in managed.STEPS]
-    for step, items in zip(managed.STEPS, found):
-        module._remove(cluster, step, items, params)
-    return [managed.describe(kind, item) for step in found for kind, item in step]
+DISCOVERED = {
+    "": [("v1", "pods", "Pod"), ("v1", "secrets", "Secret"), ("v1", "configmaps", "ConfigMap")],
+    "example.org": [("v2", "notebooks", "Notebook"), ("v1", "notebooks", "Notebook")],
+}
+
+
+def group(name: str, kinds: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """As the API server tells it: newest version first, each with its resources."""
+    return {
+        "metadata": {"name": name} if name else {},
+        "versions": [
+            {
+                "version": version,
+                "resources": [
+                    {
+                        "resource": plural,
+                        "responseKind": {"kind": kind, "version": version},
+                        "scope": "Namespaced",
+                        "verbs": ["create", "delete", "list"],
+                    }
+                ],
+            }
+            for version, plural, kind in kinds
+        ],
+    }
+
+
+def remove_all(module: Any, cluster: Cluster, timeout: int = 5, check_mode: bool = False) -> list[str]:
+    return list(clear(module, cluster, timeout, check_mode)[0])
+
+
+def clear(
+    module: Any, cluster: Cluster, timeout: int = 5, check_mode: bool = False
+) -> tuple[list[str], list[dict[str, str]]]:
+    names, kept = module._clear(cluster, {"namespace": NS, "timeout": timeout}, check_mode)
+    return names, kept
 
 
 def test_workloads_go_before_what_they_use(module: Any) -> None:
@@ -360,3 +399,119 @@ def test_a_second_time_there_is_nothing_to_do(module: Any) -> None:
     cluster = Cluster()
     assert remove_all(module, cluster) == []
     assert cluster.order == []
+
+
+def with_namespace(plural: str, name: str, **more: Any) -> Cluster:
+    cluster = Cluster()
+    cluster.add(plural, name, **more)
+    cluster.objects["namespaces"] = [{"metadata": {"name": NS, "uid": "n"}}]
+    return cluster
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+@pytest.mark.parametrize(
+    ("plural", "name", "holder"),
+    [
+        ("secrets", "regcred", f"Secret {NS}/regcred"),
+        ("notebooks", "mine", f"Notebook {NS}/mine"),
+    ],
+)
+def test_a_namespace_with_somebody_elses_objects_stays(
+    module: Any, plural: str, name: str, holder: str, check_mode: bool
+) -> None:
+    cluster = with_namespace(plural, name)
+    for _ in range(2):
+        names, kept = clear(module, cluster, timeout=0, check_mode=check_mode)
+        assert names == []
+        assert cluster.order == []
+        ((namespace, because),) = [(item["namespace"], item["because"]) for item in kept]
+        assert namespace == NS
+        assert holder in because
+
+
+@pytest.mark.parametrize(
+    ("plural", "name", "more"),
+    [
+        ("secrets", "regcred", {"labels": {managed.LABEL: managed.MANAGER}}),
+        ("secrets", "t", {"annotations": {"kubernetes.io/service-account.name": "default"}}),
+        ("notebooks", "mine", {"ownerReferences": [{"kind": "Profile"}]}),
+        ("notebooks", "mine", {"deletionTimestamp": "2026-12-01T00:00:00Z"}),
+    ],
+)
+def test_what_nobody_would_miss_goes_with_the_namespace(
+    module: Any, plural: str, name: str, more: dict[str, Any]
+) -> None:
+    cluster = with_namespace(plural, name, **more)
+    assert clear(module, cluster) == ([f"Namespace {NS}"], [])
+    assert cluster.order == [f"namespaces/{NS}"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "missed"),
+    [
+        ("ConfigMap", "kube-root-ca.crt", False),
+        ("ConfigMap", "settings", True),
+        ("ServiceAccount", "default", False),
+        ("ServiceAccount", "robot", True),
+        ("RoleBinding", "system:deployers", False),
+        ("RoleBinding", "team", True),
+        ("PersistentVolumeClaim", "default", True),
+    ],
+)
+def test_what_kubernetes_makes_by_itself_is_nobodys(kind: str, name: str, missed: bool) -> None:
+    item = {"metadata": {"name": name, "namespace": NS}}
+    assert managed.foreign(managed.Kind("/api/v1", "x", kind), item) is missed
+
+
+def test_a_namespace_that_cannot_be_looked_into_stays(module: Any) -> None:
+    class Blind(Cluster):
+        """Secrets may not be listed."""
+
+        def get(self, path: str, accept: str) -> dict[str, Any]:
+            if path.endswith("/secrets"):
+                raise ApiFault("forbidden", "Not allowed (403).", 403)
+            return super().get(path, accept)
+
+        @staticmethod
+        def parallel(
+            questions: dict[str, Callable[[], Any]],
+        ) -> tuple[dict[str, Any], dict[str, ApiFault]]:
+            answers, faults = {}, {}
+            for name, ask in questions.items():
+                try:
+                    answers[name] = ask()
+                except ApiFault as fault:
+                    faults[name] = fault
+            return answers, faults
+
+    cluster = Blind()
+    cluster.objects["namespaces"] = [{"metadata": {"name": NS, "uid": "n"}}]
+    names, ((stays),) = clear(module, cluster)
+    assert (names, cluster.order) == ([], [])
+    assert "Not allowed" in stays["because"]
+
+
+def test_a_server_that_tells_no_kinds_is_not_taken_for_an_empty_namespace(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "DISCOVERED", {})
+    cluster = with_namespace("secrets", "regcred")
+    assert clear(module, cluster)[1][0]["namespace"] == NS
+    assert cluster.order == []
+
+
+def test_the_kinds_asked_about_are_those_that_can_be_put_there() -> None:
+    document = {"items": [group("example.org", DISCOVERED["example.org"]), group("", DISCOVERED[""])]}
+    resources = document["items"][0]["versions"][0]["resources"]
+    resources += [
+        {**resources[0], "resource": "metrics", "verbs": ["get", "list"]},
+        {**resources[0], "resource": "classes", "scope": "Cluster"},
+        {**resources[0], "resource": "events", "responseKind": {"kind": "Event"}},
+    ]
+    paths = [kind.path(NS) for kind in managed.holdable([document])]
+    assert paths == [
+        f"/apis/example.org/v2/namespaces/{NS}/notebooks",
+        PODS,
+        f"/api/v1/namespaces/{NS}/secrets",
+        f"/api/v1/namespaces/{NS}/configmaps",
+    ]

@@ -52,6 +52,59 @@ def removable(item: Mapping[str, Any]) -> bool:
     return not (item.get("metadata") or {}).get("ownerReferences")
 
 
+# What Kubernetes, or the distribution, puts into each namespace by itself, and what comes and goes unasked.
+_MADE_ALONE = {
+    "ConfigMap": {"kube-root-ca.crt", "openshift-service-ca.crt"},
+    "ServiceAccount": {"default", "builder", "deployer"},
+}
+_PASSING = {"Endpoints", "EndpointSlice", "Event", "Lease"}
+_ACCOUNT = "kubernetes.io/service-account.name"
+
+
+def holdable(discovery: Iterable[Mapping[str, Any]]) -> list[Kind]:
+    """The kinds that somebody can put into a namespace and take away, from lists of API groups.
+
+    ``discovery`` holds documents of kind APIGroupDiscoveryList (v2). Of each group the version that the
+    server prefers counts.
+    """
+    kinds: dict[tuple[str, str], Kind] = {}
+    for group in (group for document in discovery for group in document.get("items") or []):
+        name = (group.get("metadata") or {}).get("name", "")
+        for version in group.get("versions") or []:
+            prefix = f"/apis/{name}/{version['version']}" if name else f"/api/{version['version']}"
+            for resource in version.get("resources") or []:
+                # Pod metrics and their like can be read and not removed: they only mirror something.
+                if resource.get("scope") != "Namespaced" or not {"list", "delete"} <= set(resource["verbs"]):
+                    continue
+                kind = Kind(prefix, resource["resource"], resource["responseKind"]["kind"])
+                if kind.kind not in _PASSING:
+                    kinds.setdefault((name, kind.plural), kind)
+    return list(kinds.values())
+
+
+def foreign(kind: Kind, item: Mapping[str, Any]) -> bool:
+    """Would somebody miss the object if the namespace went? Not what is ours, goes already, or comes alone.
+
+    What has an owner goes with its owner, which is looked at itself.
+    """
+    metadata = item["metadata"]
+    if ours(item) or not removable(item) or metadata.get("deletionTimestamp"):
+        return False
+    if kind.kind == "Secret":
+        account = (metadata.get("annotations") or {}).get(_ACCOUNT)
+        return account not in _MADE_ALONE["ServiceAccount"]
+    if kind.kind in {"Role", "RoleBinding"} and metadata["name"].startswith("system:"):
+        return False
+    return metadata["name"] not in _MADE_ALONE.get(kind.kind, ())
+
+
+def holds_text(names: Iterable[str], limit: int = 6) -> str:
+    """Why a namespace stays, by the names of what it holds."""
+    listed = sorted(names)
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return f"it holds {', '.join(listed[:limit])}{more}, not made by {MANAGER}"
+
+
 def describe(kind: Kind, item: Mapping[str, Any]) -> str:
     """``Pod gpu-slices/x``."""
     metadata = item["metadata"]
