@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Filters around MIG layouts: join their sources, report the GPUs of a node."""
+"""Filters around MIG layouts: join their sources, find claimed devices, report the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.mig_geometry import LayoutError
 from gpu_slices.mig_layout import merge_configs
+from gpu_slices.resource_slices import claimed_devices
 
 
 def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") -> dict[str, Any]:
@@ -28,6 +29,15 @@ def mig_merge_configs(configs: Any, file_text: str = "", file_name: str = "") ->
         return merge_configs(configs, content, file_name)
     except LayoutError as error:
         raise AnsibleFilterError("; ".join(error.faults)) from None
+
+
+def mig_claimed(facts: Mapping[str, Any], node: str) -> list[dict[str, str]]:
+    """The devices of a Kubernetes node that pods hold, from the cluster facts slices and claims."""
+    return [
+        {"uuid": item["uuid"], "holder": item["holder"]}
+        for item in claimed_devices(facts["slices"]["devices"], facts["claims"])
+        if item["node"] == node
+    ]
 
 
 def mig_checks(
@@ -86,5 +96,6 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "mig_merge_configs": mig_merge_configs,
+            "mig_claimed": mig_claimed,
             "mig_checks": mig_checks,
         }

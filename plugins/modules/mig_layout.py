@@ -13,6 +13,7 @@ from ansible.module_utils.gpu_slices.mig_layout import GpuPlan, GpuState, Want, 
 from ansible.module_utils.gpu_slices.mig_node import (
     BusyError,
     ChangeError,
+    Claim,
     NodePlan,
     RecordError,
     add_to_record,
@@ -37,7 +38,7 @@ description:
   - Compares the MIG mode and instances of every GPU with a layout in mig-parted's format.
   - Makes the smallest change. Existing instances that fit the layout are kept.
   - Nothing is touched when the GPUs already are as wanted.
-  - Refuses to change a GPU, or to destroy an instance, in use, and names the process and its pod.
+  - Refuses to change a GPU, or to destroy an instance, in use or claimed, and names process, claim and pod.
   - A change that fails half-way is taken back.
   - Before a GPU is changed for the first time its layout is recorded; O(state=restored) puts it back.
 options:
@@ -57,6 +58,21 @@ options:
     type: str
     choices: [present, restored, gathered]
     default: present
+  claimed:
+    description:
+      - Devices of this node that pods hold by a ResourceClaim. They are kept even if no process uses them.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      uuid:
+        description: UUID of a MIG device or a whole GPU. Empty = any device of this node.
+        type: str
+        required: true
+      holder:
+        description: Claim and pods, for messages.
+        type: str
+        required: true
   nvidia_smi:
     description: Program to call.
     type: str
@@ -196,6 +212,7 @@ class Run:
         self.folder = os.path.abspath(self.params["record_dir"])
         self.smi = NvidiaSmi(runner(self.params["nvidia_smi"], self.params["timeout"]))
         self.result = result
+        self.claims = [Claim(item["uuid"], item["holder"]) for item in self.params["claimed"]]
 
     def __call__(self) -> None:
         gpus = read_gpus(self.smi)
@@ -222,7 +239,7 @@ class Run:
         self.module.exit_json(**self.result)
 
     def _plan(self, gpus: list[GpuState], wants: dict[int, Want]) -> NodePlan:
-        plan: NodePlan = plan_node(self.smi, gpus, wants)
+        plan: NodePlan = plan_node(self.smi, gpus, wants, self.claims)
         self.result["plan"] = [plan_result(item) for item in plan.plans]
         self.result["diff"] = [diff_result(item) for item in plan.pending]
         self.result["changed"] = bool(plan.pending)
@@ -275,6 +292,15 @@ def main() -> None:
             "config": {"type": "raw"},
             "layout": {"type": "str", "default": ""},
             "state": {"type": "str", "choices": ["present", "restored", "gathered"], "default": "present"},
+            "claimed": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "uuid": {"type": "str", "required": True},
+                    "holder": {"type": "str", "required": True},
+                },
+            },
             "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
             "record_dir": {"type": "path", "default": "/var/lib/gpu-slices"},
             "reset": {"type": "bool", "default": True},

@@ -392,6 +392,76 @@ def test_an_instance_in_use_is_not_destroyed_but_its_neighbours_may_be(node):
     assert 8 in {item["gi_id"] for item in result["gpus"][0]["mig_devices"]}
 
 
+HOLDER = "claim train/c, pod train/p"
+
+
+def test_a_claimed_instance_is_kept_though_no_process_uses_it(node):
+    node = node(new_gpu(0, A30))
+    device = node.run(config=FOUR)["gpus"][0]["mig_devices"][2]
+    claimed = [{"uuid": device["uuid"], "holder": HOLDER}]
+    gi_id = device["gi_id"]
+    commands = node.log()
+    result = refused(
+        node,
+        "Nothing was changed",
+        "GPU 0 (NVIDIA A30) is in use, so this run will not destroy GPU instance",
+        f"{HOLDER}, holds {device['uuid']} (GPU instance {gi_id}). Delete the pod that has the claim",
+        "wait until it has ended, then run again",
+        config=TWO,
+        claimed=claimed,
+    )
+    assert "process" not in result["msg"]
+    refused(node, "will not switch MIG off", HOLDER, config=[layout(enabled=False)], claimed=claimed)
+    refused(node, "will not switch MIG off", HOLDER, state="restored", claimed=claimed)
+    assert node.record.exists()
+    preview = node.run(check=True, config=TWO, claimed=claimed)
+    assert "This change would be refused: GPU 0 (NVIDIA A30) is in use" in preview["printed"]
+    assert HOLDER in preview["printed"]
+    assert node.log() == commands
+
+    assert not node.run(config=FOUR, claimed=claimed)["changed"]
+    # of four alike, the two that go are others
+    around = node.run(config=[layout(("1g.6gb", 1), ("2g.12gb", 1))], claimed=claimed)
+    assert around["changed"]
+    assert device["uuid"] in {item["uuid"] for item in around["gpus"][0]["mig_devices"]}
+    assert node.run(config=TWO)["changed"]  # once it is given back
+
+
+def test_a_claimed_gpu_keeps_its_mode_and_the_other_may_change(node):
+    node = node(new_gpu(0, A30), new_gpu(1, A30))
+    first, second = (gpu["uuid"] for gpu in node.run()["gpus"])
+    claimed = [{"uuid": second, "holder": HOLDER}]
+    refused(node, "GPU 1 (NVIDIA A30)", f"{HOLDER}, holds this GPU", config=FOUR, claimed=claimed)
+    assert node.log() == []
+    assert not node.record.exists()
+    assert node.run(config=[layout(("1g.6gb", 4), devices=[0])], claimed=claimed)["changed"]
+    assert first != second
+
+
+def test_a_claim_on_an_unknown_device_of_the_node_protects_all_but_adding(node):
+    node = node(new_gpu(0, A30))
+    node.run(config=[layout(("1g.6gb", 2))])
+    claimed = [{"uuid": "", "holder": HOLDER}]
+    refused(node, HOLDER, "not published", config=TWO, claimed=claimed)
+    assert node.run(config=FOUR, claimed=claimed)["changed"]
+
+
+def test_process_and_claim_are_both_named(node):
+    node = node(new_gpu(0, A30))
+    devices = node.run(config=FOUR)["gpus"][0]["mig_devices"]
+    node.edit(processes=[[4194300, "train.py", devices[0]["gi_id"]]])
+    claimed = [{"uuid": devices[3]["uuid"], "holder": HOLDER}]
+    refused(
+        node,
+        "process 4194300 (train.py)",
+        HOLDER,
+        "Stop these processes",
+        "Delete the pod",
+        config=TWO,
+        claimed=claimed,
+    )
+
+
 def test_a_card_without_mig_is_refused(node):
     node = node(new_gpu(0, T4))
     refused(
@@ -649,6 +719,19 @@ def test_report_rows_say_what_a_gpu_is(node):
         "the layout from before the first run",
         "left alone (no layout was recorded)",
     ]
+
+
+def test_each_node_gets_the_claims_on_its_own_devices():
+    device = {"pool": "n1", "device": "d0", "node": "n1", "uuid": "MIG-1", "parent_uuid": "GPU-1"}
+    allocation = {"devices": {"results": [{"driver": "gpu.nvidia.com", "pool": "n1", "device": "d0"}]}}
+    claim = {
+        "metadata": {"namespace": "train", "name": "c"},
+        "status": {"allocation": allocation, "reservedFor": [{"resource": "pods", "name": "p"}]},
+    }
+    facts = {"slices": {"devices": [device]}, "claims": [claim]}
+    assert filters()["mig_claimed"](facts, "n1") == [{"uuid": "MIG-1", "holder": HOLDER}]
+    assert filters()["mig_claimed"](facts, "n2") == []
+    assert filters()["mig_claimed"]({"slices": {"devices": []}, "claims": []}, "n1") == []
 
 
 def test_a_layout_file_that_is_not_yaml_is_named():

@@ -10,6 +10,7 @@ import yaml
 from gpu_slices.resource_slices import (
     allocations,
     choose_slice,
+    claimed_devices,
     compare_with_hardware,
     describe_profiles,
     merge_slices,
@@ -158,6 +159,56 @@ def test_holders_are_found_in_every_namespace_but_admin_access_holds_nothing():
 
 
 # ------------------------------------------------------------------------------------------------- choosing
+
+
+def reserved(made, *pods, **allocation):
+    made["status"]["reservedFor"] = [{"resource": "pods", "name": pod, "uid": pod} for pod in pods]
+    made["status"]["allocation"].update(allocation)
+    return made
+
+
+def test_what_pods_hold_is_named_with_claim_and_pods():
+    whole = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-7"}}}
+    devices = merge_slices([make_slice(devices=[make_device("d0"), make_device("d1")]), make_slice("h")])
+    devices["devices"] += merge_slices([make_slice("b", devices=[whole])])["devices"]
+    claims = [
+        reserved(claim("d0", name="one"), "p"),
+        reserved(claim("gpu-0", pool="b", name="two"), "q", "r"),
+    ]
+    assert claimed_devices(devices["devices"], claims) == [
+        {"node": "a30", "uuid": "MIG-d0", "holder": "claim train/one, pod train/p"},
+        {"node": "b", "uuid": "GPU-7", "holder": "claim train/two, pods train/q, train/r"},
+    ]
+
+
+def test_a_claim_that_no_pod_has_reserved_blocks_nothing():
+    devices = merge_slices([make_slice(devices=[make_device("d0"), make_device("d1")])])["devices"]
+    others = [
+        reserved(claim("d0")),
+        reserved(claim("d0", adminAccess=True), "monitor"),
+        reserved(claim("d0", driver="compute-domain.nvidia.com"), "p"),
+        {"metadata": {"name": "new", "namespace": "train"}, "status": {}},
+    ]
+    assert claimed_devices(devices, others) == []
+    # one device, two claims: that of the pod counts, in either order
+    both = [reserved(claim("d1", name="used"), "p"), reserved(claim("d1", name="idle"))]
+    assert len(claimed_devices(devices, both)) == len(claimed_devices(devices, both[::-1])) == 1
+
+
+def test_a_held_device_that_is_not_published_counts_for_its_node():
+    bound = {
+        "nodeSelector": {
+            "nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a30"]}]}
+            ]
+        }
+    }
+    claims = [reserved(claim("d9", pool="pool-4"), "p", **bound), reserved(claim("d9", pool="h200"), "p")]
+    assert [(item["node"], item["uuid"]) for item in claimed_devices([], claims)] == [
+        ("a30", ""),
+        ("h200", ""),
+    ]
+
 
 MIXED = [
     make_slice("a30", devices=[make_device(f"s{n}") for n in range(2)]),

@@ -79,6 +79,18 @@ class ChangeError(Exception):
         self.gpus: list[GpuState] = []
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A device that pods hold by a ResourceClaim, with or without a process on it.
+
+    ``uuid`` is that of a MIG device, of a whole GPU, or "" where only the node is known; ``holder`` names
+    claim and pods.
+    """
+
+    uuid: str
+    holder: str
+
+
 @dataclass
 class NodePlan:
     """The change of a node: one plan per GPU that the layout speaks of."""
@@ -87,6 +99,7 @@ class NodePlan:
     plans: list[GpuPlan]
     geometries: dict[int, Geometry] = field(default_factory=dict)
     holders: list[Holder] = field(default_factory=list)
+    claims: Sequence[Claim] = ()
 
     @property
     def pending(self) -> list[GpuPlan]:
@@ -216,7 +229,9 @@ def wants_from_layout(layout: str, raw: Any, gpus: Sequence[GpuState]) -> dict[i
     return wants
 
 
-def plan_node(smi: NvidiaSmi, gpus: Sequence[GpuState], wants: Mapping[int, Want]) -> NodePlan:
+def plan_node(
+    smi: NvidiaSmi, gpus: Sequence[GpuState], wants: Mapping[int, Want], claims: Sequence[Claim] = ()
+) -> NodePlan:
     """Plan every GPU. Raises ``LayoutError`` with the faults of all GPUs; asks only what the plan needs."""
     open_wants = {gpu.index for gpu in gpus if gpu.index in wants and not satisfied(gpu, wants[gpu.index])}
     geometries: dict[int, Geometry] = {}
@@ -230,6 +245,7 @@ def plan_node(smi: NvidiaSmi, gpus: Sequence[GpuState], wants: Mapping[int, Want
         if gpu.index not in wants:
             continue
         in_use = {holder.gi_id for holder in holders if holder.gpu == gpu.index and holder.gi_id is not None}
+        in_use.update(owner for owner in (_instance_of(gpu, claim) for claim in claims) if owner is not None)
         try:
             geometry = geometries.get(gpu.index) or Geometry(gpu.name, ())
             plans.append(plan_gpu(gpu, wants[gpu.index], geometry, in_use))
@@ -237,7 +253,7 @@ def plan_node(smi: NvidiaSmi, gpus: Sequence[GpuState], wants: Mapping[int, Want
             faults.extend(error.faults)
     if faults:
         raise LayoutError(faults)
-    return NodePlan(list(gpus), plans, geometries, holders)
+    return NodePlan(list(gpus), plans, geometries, holders, claims)
 
 
 def read_geometries(smi: NvidiaSmi, gpus: Iterable[GpuState]) -> dict[int, Geometry]:
@@ -250,9 +266,10 @@ def read_geometries(smi: NvidiaSmi, gpus: Iterable[GpuState]) -> dict[int, Geome
 
 
 def blockers(plan: NodePlan) -> list[str]:
-    """Say, per GPU, which processes keep the plan from being carried out ([] = none known).
+    """Say, per GPU, which processes and claims keep the plan from being carried out ([] = none known).
 
-    A mode change needs the whole GPU idle; destroying an instance needs only that instance idle.
+    A mode change needs the whole GPU idle and unclaimed; destroying an instance needs that of this instance
+    only.
     """
     reasons: list[str] = []
     for item in plan.pending:
@@ -266,13 +283,42 @@ def blockers(plan: NodePlan) -> list[str]:
             action = "destroy GPU instance " + ", ".join(
                 str(gi_id) for gi_id in sorted(item.destroyed_gi_ids)
             )
-        if holding:
+        claimed = [held for held in (_held_by(item, claim) for claim in plan.claims) if held]
+        if holding or claimed:
+            fixes = [_how_to_free(holding)] if holding else []
+            if claimed:
+                fixes.append(
+                    "Delete the pod that has the claim (or the workload behind it), or wait until it has"
+                    " ended, then run again."
+                )
             reasons.append(
                 f"{item.state.label} is in use, so this run will not {action}:"
-                f" {'; '.join(str(holder) for holder in holding)}."
-                f" {_how_to_free(holding)}"
+                f" {'; '.join([*map(str, holding), *claimed])}."
+                f" {' '.join(fixes)}"
             )
     return reasons
+
+
+def _instance_of(gpu: GpuState, claim: Claim) -> int | None:
+    """The GPU instance of ``gpu`` that a claim holds."""
+    for item in gpu.instances:
+        if any(compute.uuid == claim.uuid for compute in item.compute):
+            return item.gi_id
+    return None
+
+
+def _held_by(plan: GpuPlan, claim: Claim) -> str:
+    """What a claim holds of that which the plan would take away; "" if nothing."""
+    if not plan.mode_changes and not plan.destroyed_gi_ids:
+        return ""
+    if not claim.uuid:
+        return f"{claim.holder}, holds a device of this node that is not published, so it may be this one"
+    if claim.uuid == plan.state.uuid:
+        return f"{claim.holder}, holds this GPU"
+    owner = _instance_of(plan.state, claim)
+    if owner is None or not (plan.mode_changes or owner in plan.destroyed_gi_ids):
+        return ""
+    return f"{claim.holder}, holds {claim.uuid} (GPU instance {owner})"
 
 
 def _how_to_free(holders: Sequence[Holder]) -> str:

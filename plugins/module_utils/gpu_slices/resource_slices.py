@@ -165,6 +165,48 @@ def with_holders(devices: Iterable[Device], claims: Iterable[Object]) -> list[De
     ]
 
 
+def claimed_devices(
+    devices: Iterable[Device], claims: Iterable[Object], driver: str = DRIVER
+) -> list[dict[str, str]]:
+    """The devices that pods hold by a claim, whether or not a process uses them: ``[{node, uuid, holder}]``.
+
+    A claim that nobody has reserved counts for nothing: its device can be given back. ``uuid`` is empty where
+    a held device is not published (any more); its node is then taken from the allocation.
+    """
+    published = {(device["pool"], device["device"]): device for device in devices}
+    held = []
+    for claim in claims:
+        metadata, status = claim["metadata"], claim.get("status") or {}
+        allocation = status.get("allocation") or {}
+        namespace = str(metadata.get("namespace", ""))
+        users = [f"{namespace}/{user.get('name', '')}" for user in status.get("reservedFor") or []]
+        if not users:
+            continue
+        holder = (
+            f"claim {namespace}/{metadata['name']}, pod{'s' if len(users) > 1 else ''} {', '.join(users)}"
+        )
+        for result in (allocation.get("devices") or {}).get("results") or []:
+            if result.get("driver") != driver or result.get("adminAccess"):
+                continue
+            pool = str(result.get("pool"))
+            device = published.get((pool, str(result.get("device"))))
+            nodes = [device["node"]] if device else _allocation_nodes(allocation) or [pool]
+            uuid = (device["uuid"] or device["parent_uuid"]) if device else ""
+            held += [{"node": node, "uuid": uuid, "holder": holder} for node in nodes]
+    return held
+
+
+def _allocation_nodes(allocation: Object) -> list[str]:
+    """The nodes that an allocation is bound to by name."""
+    return [
+        str(name)
+        for term in (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+        for field in term.get("matchFields") or []
+        if field.get("key") == "metadata.name" and field.get("operator") == "In"
+        for name in field.get("values") or []
+    ]
+
+
 def blocked(device: Device) -> str:
     """Why the scheduler would not give this device to an ordinary claim; empty if it would."""
     for taint in device["taints"]:
