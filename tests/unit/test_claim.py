@@ -95,6 +95,21 @@ def test_check_mode_foresees_what_the_layouts_will_yield(profile, memory, forese
     assert claim.result(made)["devices"] == []
 
 
+def test_check_mode_does_not_foresee_slices_that_are_there_and_taken():
+    facts = copy.deepcopy(FACTS)
+    for item in facts["slices"]["devices"]:
+        facts["claims"].append(
+            {
+                **{key: item[key] for key in ("driver", "pool", "device") if key in item},
+                "namespace": "other",
+                "claim": "c",
+                "pods": ["p"],
+            }
+        )
+    made = claim.choice(facts, "1g.6gb", "5Gi", LAYOUTS, predict=True)
+    assert (made["kind"], made["predicted"]) == ("devices_exhausted", False)
+
+
 def test_what_is_published_goes_before_what_is_foreseen():
     assert not claim.choice(FACTS, "auto", "5Gi", LAYOUTS, predict=True)["predicted"]
 
@@ -172,3 +187,89 @@ def test_a_namespace_of_somebody_else_is_left_alone():
     facts = {"namespace": {"found": True, "labels": {}}, "claim_templates": {}}
     made = claim.template_plan(facts, [NAMESPACE, TEMPLATE])
     assert [manifest["kind"] for manifest in made["apply"]] == ["ResourceClaimTemplate"]
+
+
+def cut(*shape, claims=()):
+    """Facts with devices of these (profile, GiB) and claims of (device number, namespace, pod)."""
+    devices = [
+        {**DEVICE, "device": f"d{n}", "uuid": f"MIG-{n}", "profile": profile, "memory_bytes": size * 2**30}
+        for n, (profile, size) in enumerate(shape)
+    ]
+    held = [
+        {
+            "metadata": {"namespace": namespace, "name": f"claim-{n}"},
+            "status": {
+                "allocation": {
+                    "devices": {"results": [{"driver": "gpu.nvidia.com", "pool": "a30", "device": f"d{n}"}]}
+                },
+                "reservedFor": [{"resource": "pods", "name": pod}],
+            },
+        }
+        for n, namespace, pod in claims
+    ]
+    slices = {**FACTS["slices"], "devices": devices}
+    return {**FACTS, "slices": slices, "claims": held, "namespace": {"name": "ns", **FACTS["namespace"]}}
+
+
+SMALL, LARGE = ("1g.6gb", 6), ("2g.12gb", 12)
+MIXED = (SMALL, SMALL, LARGE, LARGE, LARGE)
+
+
+@pytest.mark.parametrize(
+    ("profile", "memory", "count", "chosen", "free"),
+    [
+        ("auto", "5Gi", 1, "1g.6gb", 2),
+        ("auto", "5Gi", 2, "1g.6gb", 2),
+        ("auto", "5Gi", 3, "2g.12gb", 3),
+        ("auto", "8Gi", 1, "2g.12gb", 3),
+        ("2g.12gb", "5Gi", 3, "2g.12gb", 3),
+    ],
+)
+def test_several_slices_are_of_the_smallest_profile_with_enough(profile, memory, count, chosen, free):
+    made = claim.choice(cut(*MIXED), profile, memory, count=count, stage="sft")
+    assert (made["profile"], made["free"], made["kind"]) == (chosen, free, "")
+    assert {device["profile"] for device in made["devices"]} == {chosen}
+    assert made["published"] == "2 x 1g.6gb (6 GiB), 3 x 2g.12gb (12 GiB)"
+    assert claim.choice_check(made, profile, memory, True, count)["status"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("profile", "count", "says"),
+    [
+        ("1g.6gb", 3, "free are 2 of 1g.6gb, and 3 slices of profile 1g.6gb are needed"),
+        ("auto", 4, "free are 2 of 1g.6gb, 3 of 2g.12gb, and 4 slices of one profile with at least 5Gi are"),
+    ],
+)
+def test_too_few_free_slices_are_told_at_the_choice(profile, count, says):
+    made = claim.choice(cut(*MIXED), profile, "5Gi", count=count, stage="sft")
+    assert made["kind"] == "too_few_free"
+    assert says in claim.result(made)["skip_reason"]
+    assert claim.choice_check(made, profile, "5Gi", False, count)["status"] == "skip"
+    check = claim.choice_check(made, profile, "5Gi", True, count)
+    assert (check["status"], check["evidence"]["finding"]) == ("fail", "too_few_free")
+    assert "sft_nodes" in check["fix"]
+    assert f"{count} free slices" in check["needed"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "pod", "enough"),
+    [
+        ("ns", "gpu-slices-sft-0123456789-node-0-0-abcde", True),
+        ("ns", "gpu-slices-smoke-0123456789", False),
+        ("other", "gpu-slices-sft-0123456789-node-0-0-abcde", False),
+        ("ns", "somebody", False),
+    ],
+)
+def test_what_an_earlier_run_of_the_stage_holds_counts(namespace, pod, enough):
+    facts = cut(SMALL, SMALL, SMALL, claims=[(0, namespace, pod)])
+    made = claim.choice(facts, "auto", "5Gi", count=3, stage="sft")
+    assert bool(made["profile"]) is enough
+    check = claim.choice_check(made, "auto", "5Gi", False, 3)
+    assert check["status"] == ("pass" if enough else "skip")
+    assert ("2 free of 1g.6gb (6 GiB) and 1 held by earlier pods" in check["found"]) is enough
+
+
+@pytest.mark.parametrize(("published", "predicted"), [(SMALL, False), (LARGE, True)])
+def test_check_mode_foresees_nothing_of_too_few_that_are_there_already(published, predicted):
+    made = claim.choice(cut(published), "auto", "5Gi", LAYOUTS, predict=True, count=2, stage="sft")
+    assert (made["predicted"], bool(made["profile"])) == (predicted, predicted)

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, Mapping
 from .cluster import MANAGED_BY, MANAGER
 from .preflight import check
 from .quantity import format_bytes, parse_bytes
-from .resource_slices import DEVICE_CLASS_MIG, DRIVER, choose_slice, profile_slug
+from .resource_slices import DEVICE_CLASS_MIG, DRIVER, choose_slice, describe_profiles, profile_slug
 
 Object = Dict[str, Any]
 
@@ -22,6 +22,7 @@ _FIXES = {
     "no_mig": "give the nodes a MIG layout (mig_config) and run --tags enable-driver",
     "profile_not_published": "choose another profile (gpu_slices_profile), or change the layout (mig_config)",
     "none_big_enough": "ask for less (gpu_slices_memory), or cut larger slices (mig_config)",
+    "too_few_free": "use fewer pods (sft_nodes), wait until more slices are free, or cut more (mig_config)",
     "devices_exhausted": "wait until a slice is free, or cut more",
     "node_excluded": "make these nodes schedulable, or tolerate their taints (gpu_slices_tolerations)",
 }
@@ -35,11 +36,17 @@ def choice(
     *,
     tolerations: Iterable[Object] = (),
     predict: bool = False,
+    count: int = 1,
+    stage: str = "",
 ) -> Object:
     """Choose the profile from what is published; see :func:`resource_slices.choose_slice` for the answer.
 
     In check mode (``predict``) on a cluster where the layouts are still to be cut, the choice is made among
     the profiles that ``layouts`` (host -> profiles) will yield, and says so with ``predicted``.
+
+    ``count`` slices of one profile are needed at the same time. What earlier pods of the same ``stage`` hold
+    counts towards it (``ours``), for they are taken up again or removed; without enough, ``kind`` is
+    too_few_free.
     """
     errors = facts.get("errors") or {}
     for question in ("slices", "claims", "namespace", "claim_templates"):
@@ -59,18 +66,78 @@ def choice(
             driver_found=bool(slices["pools"]),
             tolerations=tolerations,
         )
+        if made["profile"] and made["free"] < count:
+            wish = (facts, profile, memory, list(tolerations))
+            several = _choose_several(*wish, count=count, stage=stage)
+            made = several or {**_too_few(*wish, count=count), "published": made["published"]}
         if not made["profile"] and slices["incomplete"]:
             made = _nothing("pool_incomplete", "; ".join(slices["incomplete"]))
     made["predicted"] = False
     if predict and not made["profile"] and made["kind"] != "facts_unreadable":
         foreseen = _predict(profile, memory, layouts or {})
-        if foreseen:
+        # Slices that are there and taken will not be free after a run either.
+        there = {device["profile"] for device in facts["slices"]["devices"]}
+        if foreseen and not (made["kind"] in ("devices_exhausted", "too_few_free") and foreseen in there):
             return {**_nothing("", ""), "profile": foreseen, "predicted": True}
     return made
 
 
 def _nothing(kind: str, reason: str) -> Object:
     return {"profile": "", "devices": [], "published": "none", "free": 0, "kind": kind, "reason": reason}
+
+
+def _by_profile(facts: Object, profile: str, memory: str, claims: Any, tolerations: Any) -> list[Object]:
+    """What choose_slice says of each profile that would do, smallest first; those with none free left out."""
+    least = parse_bytes(memory) if profile == "auto" else 0
+    devices = [d for d in facts["slices"]["devices"] if d["type"] == "mig" and d["memory_bytes"] >= least]
+    sizes: dict[str, int] = {}
+    for device in devices:
+        if profile in ("auto", device["profile"]):
+            sizes[device["profile"]] = min(
+                device["memory_bytes"], sizes.get(device["profile"], device["memory_bytes"])
+            )
+    nodes = facts.get("nodes") or {}
+    found = [
+        choose_slice(devices, claims, nodes, name, memory, tolerations=tolerations)
+        for name in sorted(sizes, key=lambda name: (sizes[name], name))
+    ]
+    return [made for made in found if made["profile"]]
+
+
+def _choose_several(
+    facts: Object, profile: str, memory: str, tolerations: list[Object], *, count: int, stage: str
+) -> Object | None:
+    """The smallest profile of which ``count`` are free or held by earlier pods of this stage."""
+    namespace = facts["namespace"].get("name")
+    others = [claim for claim in facts["claims"] if not _of_stage(claim, namespace, stage)]
+    free = {
+        made["profile"]: made for made in _by_profile(facts, profile, memory, facts["claims"], tolerations)
+    }
+    for made in _by_profile(facts, profile, memory, others, tolerations):
+        if made["free"] >= count:
+            now = free.get(made["profile"], {**made, "devices": [], "free": 0})
+            listing = describe_profiles(d for d in facts["slices"]["devices"] if d["type"] == "mig")
+            return {**made, "free": now["free"], "ours": made["free"] - now["free"], "published": listing}
+    return None
+
+
+def _of_stage(claim: Object, namespace: str, stage: str) -> bool:
+    """Whether only pods of our own workload of this stage hold the claim; by their names, which we gave."""
+    users = [str(user.get("name", "")) for user in (claim.get("status") or {}).get("reservedFor") or []]
+    own = f"gpu-slices-{stage}-"
+    return (
+        bool(stage and users)
+        and (claim.get("metadata") or {}).get("namespace") == namespace
+        and all(user.startswith(own) for user in users)
+    )
+
+
+def _too_few(facts: Object, profile: str, memory: str, tolerations: list[Object], *, count: int) -> Object:
+    free = _by_profile(facts, profile, memory, facts["claims"], tolerations)
+    listed = ", ".join(f"{one['free']} of {one['profile']}" for one in free)
+    wish = f"profile {profile}" if profile != "auto" else f"one profile with at least {memory}"
+    reason = f"free are {listed}, and {count} slices of {wish} are needed at once"
+    return _nothing("too_few_free", reason)
 
 
 def _predict(profile: str, memory: str, layouts: Mapping[str, Iterable[str]]) -> str:
@@ -86,18 +153,23 @@ def _predict(profile: str, memory: str, layouts: Mapping[str, Iterable[str]]) ->
     return min(sized)[1] if sized else ""
 
 
-def choice_check(made: Object, profile: str, memory: str, required: bool) -> Object:
-    """The choice as one check: pass, skip with the reason, or fail when a slice is required."""
+def choice_check(made: Object, profile: str, memory: str, required: bool, count: int = 1) -> Object:
+    """The choice as one check: pass, skip with the reason, or fail when ``count`` slices are required."""
     wanted = f"profile {profile}" if profile != "auto" else f"at least {memory}"
-    asked = f"Is a slice with {wanted} free?"
+    asked, needed = f"Is a slice with {wanted} free?", f"a free slice with {wanted}"
+    if count > 1:
+        alike = "" if profile != "auto" else ", all of one profile,"
+        asked = f"Are {count} slices with {wanted}{alike} free?"
+        needed = f"{count} free slices with {wanted}{alike.rstrip(',')}"
     if made["predicted"]:
         return check(
-            "slice", asked, f"the layouts will yield {made['profile']}; nothing is published yet", "skip"
+            "slice", asked, f"the layouts will yield {made['profile']}; none is published yet", "skip"
         )
     evidence = {"published": made["published"], "free": [device["device"] for device in made["devices"]]}
     if made["profile"]:
         size = format_bytes(made["devices"][0]["memory_bytes"])
-        found = f"{made['free']} free of {made['profile']} ({size}); published: {made['published']}"
+        ours = f" and {made['ours']} held by earlier pods of this stage" if made.get("ours") else ""
+        found = f"{made['free']} free of {made['profile']} ({size}){ours}; published: {made['published']}"
         return check("slice", asked, found, evidence=evidence)
     status = "fail" if required or made["kind"] == "facts_unreadable" else "skip"
     return check(
@@ -105,7 +177,7 @@ def choice_check(made: Object, profile: str, memory: str, required: bool) -> Obj
         asked,
         made["reason"],
         status,
-        needed=f"a free slice with {wanted}",
+        needed=needed,
         fix=_FIXES[made["kind"]],
         finding=made["kind"],
         evidence=evidence,
@@ -153,9 +225,11 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
     return plan
 
 
-def claim_checks(made: Object, plan: Object, profile: str, memory: str, required: bool) -> list[Object]:
+def claim_checks(
+    made: Object, plan: Object, profile: str, memory: str, required: bool, *, count: int = 1
+) -> list[Object]:
     """The choice, and the template that goes with it, as checks."""
-    checks = [choice_check(made, profile, memory, required)]
+    checks = [choice_check(made, profile, memory, required, count)]
     if not made["profile"]:
         return checks
     name = template_name(made["profile"])
