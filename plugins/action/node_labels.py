@@ -1,8 +1,8 @@
 """Label GPU nodes for the DRA driver, all nodes in one task.
 
 Arguments: ``kubeconfig``, ``context``; ``nodes``, names of Kubernetes nodes; ``labels`` that each is to have,
-values as text; ``chart_values`` of a driver that is not installed yet, whose kubeletPlugin.nodeSelector and
-affinity are then obeyed; ``state`` present or absent.
+values as text; ``chart_values`` of a driver that is about to be installed or upgraded, whose
+kubeletPlugin.nodeSelector and affinity are then obeyed too; ``state`` present or absent.
 
 Sets the inventory's labels and those that the driver's DaemonSet asks for. What was set, and what was there
 before, is kept in the annotation gpu-slices.dev/labels of each node; ``absent`` puts it back. Returns
@@ -26,12 +26,13 @@ from gpu_slices.driver_state import find_plugin
 from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
 from gpu_slices.node_labels import (
     LabelError,
+    former_labels,
+    labels_to_obey,
     patch_for,
     pick_nodes,
     plan_node,
     planned_daemonset,
     show_labels,
-    wanted_labels,
 )
 
 
@@ -68,9 +69,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         plugin = find_plugin(facts)
         if wish["state"] == "present":
             nodes = pick_nodes(facts["nodes"], wish["nodes"])
-            obeyed = plugin or planned_daemonset(wish["chart_values"])
+            planned = planned_daemonset(wish["chart_values"])
             wanted = {
-                name: wanted_labels(node["labels"], wish["labels"], obeyed) for name, node in nodes.items()
+                name: labels_to_obey(former_labels(node), wish["labels"], plugin, planned)
+                for name, node in nodes.items()
             }
         else:
             nodes = {name: facts["nodes"][name] for name in wish["nodes"] if name in facts["nodes"]}

@@ -8,6 +8,8 @@ import pytest
 from gpu_slices.node_labels import (
     LabelError,
     expression_holds,
+    former_labels,
+    labels_to_obey,
     patch_for,
     pick_nodes,
     plan_node,
@@ -215,3 +217,45 @@ def test_whatever_is_chosen_the_daemonset_then_runs_there(labels, shape):
     terms = [[term(key, operator, "1") for key, operator in expressions] for expressions in shape]
     daemonset = plugin({"a": "1"}, *terms)
     assert selects(daemonset, {**labels, **wanted_labels(labels, {}, daemonset)})
+
+
+def test_an_upgrade_that_moves_the_driver_keeps_both_and_then_only_the_new():
+    live, planned = plugin({"old": "a"}), planned_daemonset({"kubeletPlugin": {"nodeSelector": {"new": "b"}}})
+    item = apply(node(), labels_to_obey({}, PRESENT, live, planned))
+    assert item["labels"] == {**PRESENT, "old": "a", "new": "b"}
+    assert selects(live, item["labels"])
+    assert selects(planned, item["labels"])
+    again = apply(item, labels_to_obey(former_labels(item), PRESENT, planned, planned))
+    assert again["labels"] == {**PRESENT, "new": "b"}
+
+
+@pytest.mark.parametrize(
+    ("base", "live"),
+    [
+        (PRESENT, plugin({"pool": "a"})),
+        (PRESENT, plugin(None, [term("pool", "In", "a")])),
+        ({"pool": "b"}, plugin({"pool": "a"})),
+    ],
+)
+def test_where_the_two_drivers_contradict_each_other_the_planned_one_counts(base, live):
+    planned = plugin({"pool": "b"})
+    assert labels_to_obey({}, base, live, planned) == {**base, "pool": "b"}
+
+
+def test_a_running_driver_that_stays_may_not_be_contradicted():
+    with pytest.raises(LabelError, match="change one of them"):
+        labels_to_obey({}, {"pool": "b"}, plugin({"pool": "a"}), None)
+
+
+def test_without_any_driver_only_the_inventory_counts():
+    assert labels_to_obey({}, PRESENT, None, None) == PRESENT
+
+
+def test_a_label_of_ours_that_meets_the_affinity_stays():
+    item = node({"nvidia.com/gpu.present": "no"})
+    for _ in range(2):
+        item = apply(item, labels_to_obey(former_labels(item), {}, CHART, None))
+        assert item["labels"] == PRESENT
+    assert former_labels(item) == {"nvidia.com/gpu.present": "no"}
+    item["labels"]["nvidia.com/gpu.present"] = "maybe"
+    assert former_labels(item) == {"nvidia.com/gpu.present": "maybe"}

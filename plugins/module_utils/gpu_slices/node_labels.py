@@ -79,9 +79,9 @@ def _labels_for_term(term: Iterable[Object], labels: Mapping[str, str]) -> Label
 def wanted_labels(labels: Mapping[str, str], base: Mapping[str, str], daemonset: Object | None) -> Labels:
     """All labels a node is to have: ``base`` (from the inventory) plus what the DaemonSet asks for.
 
-    ``labels`` are those the node has now. Of the OR-ed affinity terms one that already holds is kept; else
-    the one that needs the fewest new labels is chosen, with those that other software maintains last. Raises
-    LabelError when the inventory contradicts the DaemonSet, or no term can be met by labels.
+    ``labels`` are those the node has without us. Of the OR-ed affinity terms one that already holds is kept;
+    else the one that needs the fewest new labels is chosen, with those that other software maintains last.
+    Raises LabelError when the inventory contradicts the DaemonSet, or no term can be met by labels.
     """
     wanted = {str(key): str(value) for key, value in base.items()}
     if daemonset is None:
@@ -107,6 +107,37 @@ def wanted_labels(labels: Mapping[str, str], base: Mapping[str, str], daemonset:
         )
     wanted.update(sorted(choices, key=_cost)[0])
     return wanted
+
+
+def labels_to_obey(
+    labels: Mapping[str, str], base: Mapping[str, str], live: Object | None, planned: Object | None
+) -> Labels:
+    """As :func:`wanted_labels`, for a driver that runs (``live``) and one that is to follow (``planned``).
+
+    Both are obeyed, so that the one that runs keeps its nodes until the other one is there. Where they
+    contradict each other the planned one counts.
+    """
+    if planned is None:
+        return wanted_labels(labels, base, live)
+    wanted = wanted_labels(labels, base, planned)
+    try:
+        return wanted_labels(labels, wanted, live)
+    except LabelError:
+        return wanted
+
+
+def former_labels(node: Object) -> Labels:
+    """The labels of a node without those that we set.
+
+    Only these may decide which labels to set: else one of ours would look as if it were there anyway.
+    """
+    labels: Labels = dict(node["labels"])
+    for key, item in read_record(node["added_labels"]).items():
+        if labels.get(key) == item["set"]:
+            del labels[key]
+            if item.get("was") is not None:
+                labels[key] = str(item["was"])
+    return labels
 
 
 def _cost(choice: Labels) -> tuple[int, int]:
@@ -184,7 +215,7 @@ def pick_nodes(known: Mapping[str, Object], names: Iterable[str]) -> dict[str, O
 
 
 def planned_daemonset(chart_values: Mapping[str, Any]) -> Object | None:
-    """What a driver that is not installed yet will ask of nodes, by its chart values; None if nothing."""
+    """What a driver still to be installed or upgraded will ask of nodes, by its chart values, or None."""
     plugin = chart_values.get("kubeletPlugin")
     if not isinstance(plugin, Mapping):
         return None
