@@ -13,8 +13,8 @@ from gpu_slices.mig_geometry import (
     KNOWN_CARDS,
     Geometry,
     LayoutError,
+    find_card,
     hardware_geometry,
-    known_geometry,
     nearest_profiles,
 )
 from gpu_slices.mig_layout import (
@@ -67,7 +67,7 @@ def test_the_known_h200_is_the_real_h200():
         parse_profiles(captured("nvidia-smi mig -lgip")[0]),
         parse_placements(captured("nvidia-smi mig -lgipp")[0]),
     )
-    assert known_geometry("NVIDIA H200") == real
+    assert find_card("NVIDIA H200").geometry == real
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_the_known_h200_is_the_real_h200():
     ],
 )
 def test_cards_are_known_by_product_name(product, card):
-    found = known_geometry(product)
-    assert (found.card if found else None) == card
+    found = find_card(product)
+    assert (found.geometry.card if found else None) == card
 
 
-@pytest.mark.parametrize("product", [p for p in PRODUCTS if known_geometry(p)])
+@pytest.mark.parametrize("product", [p for p in PRODUCTS if find_card(p)])
 def test_the_table_and_the_card_agree(product):
-    assert set(known_geometry(product).profiles) == set(geometry_of(product).profiles)
+    assert set(find_card(product).geometry.profiles) == set(geometry_of(product).profiles)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_table_and_the_card_agree(product):
     ],
 )
 def test_the_table_takes_names_that_a_driver_rounds_otherwise(name, known):
-    found = known_geometry("NVIDIA A100-SXM4-80GB").profile(name)
+    found = find_card("NVIDIA A100-SXM4-80GB").geometry.profile(name)
     assert (found.name if found else None) == known
     exact = geometry_of("NVIDIA A100 80GB PCIe").profile(name)
     assert (exact.name if exact else None) == (known if known == name else None)
@@ -133,7 +133,7 @@ def test_a_profile_without_placements_is_refused():
     ],
 )
 def test_the_nearest_name_has_as_many_compute_slices(product, wrong, near):
-    assert nearest_profiles(wrong, known_geometry(product)) == near
+    assert nearest_profiles(wrong, find_card(product).geometry) == near
 
 
 # -- entries
@@ -498,7 +498,7 @@ def one_g(gi_id, start, compute=True):
     return Instance(gi_id, "1g.6gb", 14, start, 1, inside)
 
 
-A30 = known_geometry("NVIDIA A30")
+A30 = find_card("NVIDIA A30").geometry
 FOUR = Want(True, (("1g.6gb", 4),))
 
 

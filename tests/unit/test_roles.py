@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpu_slices.inputs import PREFIXES
+from gpu_slices.inputs import PREFIXES, STAGES_WITH_IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = sorted(path.parent.parent for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"))
@@ -70,3 +70,19 @@ def test_gate_1_runs_before_every_role(role):
             for item in load(ROOT / "roles" / name / "meta/main.yml").get("dependencies") or []
         }
     assert "inputs" in reached
+
+
+def test_every_play_names_the_stages_whose_inputs_it_needs():
+    choices = set(options(ROOT / "roles/inputs")["inputs_stages"]["choices"])
+    named = {
+        path.stem: {
+            stage for play in load(path) for stage in play.get("vars", {}).get("inputs_stages") or [None]
+        }
+        for path in (ROOT / "playbooks").glob("*.yml")
+        if path.stem not in {"site", "preflight"}
+    }
+    assert len(named) > 4
+    assert set().union(*named.values()) <= choices
+    # Of these the report needs nothing: no stage that asks for an image.
+    assert named["report"] == {"report"}
+    assert not named["report"] & set(STAGES_WITH_IMAGE)

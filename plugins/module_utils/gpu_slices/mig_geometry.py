@@ -143,13 +143,8 @@ KNOWN_CARDS: tuple[KnownCard, ...] = (
 )
 
 
-def known_geometry(product: str) -> Geometry | None:
-    """Return the geometry of a card by its product name (`NVIDIA A30`), or None if it is not known."""
-    card = find_card(product)
-    return card.geometry if card else None
-
-
 def find_card(product: str) -> KnownCard | None:
+    """The card of a product name (`NVIDIA A30`), or None if it is not known."""
     return next((card for card in KNOWN_CARDS if card.pattern.search(product)), None)
 
 
