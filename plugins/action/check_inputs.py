@@ -72,6 +72,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             namespace = str(shared.get("dra_driver_namespace") or "")
             faults += inputs.driver_faults(shared.get("dra_driver_values"), namespace, layouts)
         faults += inputs.value_faults(settings, stages)
+        faults += dict.fromkeys(fault for mine in values.values() for fault in inputs.number_faults(mine))
+        faults += inputs.label_faults(shared.get("gpu_nodes_labels"))
         message = inputs.compose(faults)
         if message:
             return {"changed": False, "failed": True, "msg": message}

@@ -96,16 +96,12 @@ def test_check_mode_foresees_what_the_layouts_will_yield(profile, memory, forese
 
 
 def test_check_mode_does_not_foresee_slices_that_are_there_and_taken():
-    facts = copy.deepcopy(FACTS)
-    for item in facts["slices"]["devices"]:
-        facts["claims"].append(
-            {
-                **{key: item[key] for key in ("driver", "pool", "device") if key in item},
-                "namespace": "other",
-                "claim": "c",
-                "pods": ["p"],
-            }
-        )
+    result = {key: DEVICE[key] for key in ("driver", "pool", "device")}
+    taken = {
+        "metadata": {"name": "c", "namespace": "other"},
+        "status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": [{"name": "p"}]},
+    }
+    facts = {**FACTS, "claims": [taken]}
     made = claim.choice(facts, "1g.6gb", "5Gi", LAYOUTS, predict=True)
     assert (made["kind"], made["predicted"]) == ("devices_exhausted", False)
 

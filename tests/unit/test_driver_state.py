@@ -230,3 +230,22 @@ RELEASE = {"found": True, "status": "deployed", "version": "0.4.1", "values": di
 def test_helm_runs_only_when_its_own_record_differs(release, differs):
     given = {} if release is None else {"helm_release": release}
     assert driver.release_differs(given, "0.4.1", {"a": {"b": 1}}) is differs
+
+
+@pytest.mark.parametrize(
+    ("change", "damaged"),
+    [
+        ({"helm_release": RELEASE}, False),
+        ({"helm_release": RELEASE, "daemonsets": []}, True),
+        ({"helm_release": RELEASE, "device_classes": {"gpu.nvidia.com": []}}, True),
+        ({"helm_release": {**RELEASE, "found": False}, "daemonsets": []}, False),
+        ({"daemonsets": []}, False),
+    ],
+)
+def test_a_release_that_lost_objects_is_found(change, damaged):
+    assert driver.release_damaged(facts(**change)) is damaged
+
+
+def test_what_could_not_be_read_is_not_taken_for_lost():
+    given = {"helm_release": RELEASE, "errors": {"daemonsets": {"message": "403"}}}
+    assert not driver.release_damaged(given)

@@ -97,6 +97,8 @@ GOOD = {
         ({"gpu_slices_memory": "0"}, "more than nothing"),
         ({"gpu_slices_namespace": "GPU_slices"}, "Kubernetes name"),
         ({"gpu_slices_image": ""}, "smoke and sft need an image"),
+        ({"gpu_slices_image": "bad tag:1"}, "an image reference"),
+        ({"gpu_slices_image": "docker.io/LAB/train:1"}, "an image reference"),
     ],
 )
 def test_values_that_types_do_not_catch(change, says):
@@ -191,3 +193,60 @@ def test_all_faults_make_one_message():
         "  1. One.",
         "  2. Two.",
     ]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "train",
+        "docker.io/lab/train:1.13",
+        "localhost:5000/a/b_c/d-e:V1.2_x",
+        "registry.example.com/team/train@sha256:" + "0" * 64,
+    ],
+)
+def test_image_references_pass(image):
+    assert inputs.value_faults({**GOOD, "gpu_slices_image": image}, ["sft"]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sft_steps": -3}, "sft_steps is -3: needed is more than 0."),
+        ({"sft_nodes": "0"}, "sft_nodes is 0: needed is more than 0."),
+        ({"sft_learning_rate": "nan"}, "sft_learning_rate is nan: needed is more than 0."),
+        ({"smoke_timeout": 0}, "smoke_timeout is 0: needed is more than 0."),
+        ({"sft_loss_factor": 1.5}, "sft_loss_factor is 1.5: needed is more than 0 and less than 1."),
+    ],
+)
+def test_numbers_that_no_run_can_work_with(given, says):
+    assert inputs.number_faults(given) == [says]
+
+
+def test_good_numbers_and_wrong_types_are_left_alone():
+    assert inputs.number_faults({"sft_steps": 40, "sft_loss_factor": "0.4", "smoke_timeout": "abc"}) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ({"a/b/c": "x"}, "the name 'a/b/c'"),
+        ({"/gpu": "x"}, "the name '/gpu'"),
+        ({"nvidia.com/": "x"}, "the name 'nvidia.com/'"),
+        ({"gpu": "\u00e4 \u00f6"}, "gives gpu the value"),
+        ({"gpu": "x" * 64}, "at most 63"),
+    ],
+)
+def test_labels_that_the_api_would_refuse(labels, says):
+    faults = inputs.label_faults(labels)
+    assert len(faults) == 1
+    assert says in faults[0]
+
+
+def test_good_labels_pass():
+    assert inputs.label_faults({"nvidia.com/gpu.present": "true", "plain": ""}) == []
+
+
+@pytest.mark.parametrize(("value", "expected"), [({}, True), ({"gpu_slices_nodes_reachable": "no"}, False)])
+def test_a_host_may_be_reached_unless_it_says_no(value, expected):
+    assert inputs.may_be_reached(value) is expected
+    assert inputs.manages_layout(value) is expected

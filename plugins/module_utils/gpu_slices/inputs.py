@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import re
 from typing import Any, Dict, Iterable, Mapping
 
@@ -32,6 +33,24 @@ STAGES = ("preflight", "enable-driver", "smoke", "sft")
 STAGES_WITH_IMAGE = ("smoke", "sft")
 
 _PROFILE = re.compile(r"^\d+g\.(\d+)gb(\+[a-z0-9.]+)*$")
+# Numbers and what they must lie between, neither end included.
+_NUMBERS = {
+    **dict.fromkeys(
+        (
+            *("dra_driver_timeout", "mig_timeout", "teardown_timeout"),
+            *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
+            *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
+        ),
+        (0.0, math.inf),
+    ),
+    "sft_loss_factor": (0.0, 1.0),
+}
+_IMAGE = re.compile(
+    r"^([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?$",
+    re.ASCII,
+)
+_LABEL = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+_DOMAIN = re.compile(r"^(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _NEAR = 0.92
 
 Faults = Dict[str, Any]
@@ -146,6 +165,48 @@ def value_faults(settings: Mapping[str, Any], stages: Iterable[str]) -> list[str
             f"gpu_slices_image is empty: {' and '.join(needing)} need{'s' if len(needing) == 1 else ''} "
             "an image with torch, transformers and peft; name it, or leave this out with --skip-tags."
         )
+    elif needing and not _IMAGE.match(str(settings["gpu_slices_image"])):
+        faults.append(
+            f"gpu_slices_image is '{settings['gpu_slices_image']}': needed is an image reference, as "
+            "registry.example.com/team/train:1.0."
+        )
+    return faults
+
+
+def number_faults(given: Mapping[str, Any]) -> list[str]:
+    """Numbers of the right type that no run can work with. ``given``: the variables that are set."""
+    faults = []
+    for name in (name for name in _NUMBERS if name in given):
+        least, most = _NUMBERS[name]
+        try:
+            number = float(given[name])
+        except (TypeError, ValueError):
+            continue  # The types are checked elsewhere.
+        if not (least < number < most):
+            bound = f"more than {least:g}" + ("" if most == math.inf else f" and less than {most:g}")
+            faults.append(f"{name} is {given[name]}: needed is {bound}.")
+    return faults
+
+
+def label_faults(labels: Any) -> list[str]:
+    """Labels that the API server would refuse, after the GPUs were cut already."""
+    if not isinstance(labels, Mapping):
+        return []
+    faults = []
+    for name, value in labels.items():
+        prefix, _, short = str(name).rpartition("/")
+        good = (
+            _LABEL.match(short) and (prefix == "" or _DOMAIN.match(prefix)) and not str(name).startswith("/")
+        )
+        if not good:
+            faults.append(
+                f"gpu_nodes_labels has the name '{name}': needed is a label's name, as example.com/gpu."
+            )
+        if str(value) and not _LABEL.match(str(value)):
+            faults.append(
+                f"gpu_nodes_labels gives {name} the value '{value}': needed are at most 63 letters, digits, "
+                "dashes, dots and underscores, the first and last a letter or digit."
+            )
     return faults
 
 
@@ -154,9 +215,14 @@ def _true(value: Any) -> bool:
     return str(value).strip().lower() in ("true", "yes", "on", "1", "y", "t")
 
 
+def may_be_reached(host: Mapping[str, Any]) -> bool:
+    """Whether Ansible may log in to a host (its variables)."""
+    return _true(host.get("gpu_slices_nodes_reachable", True))
+
+
 def manages_layout(host: Mapping[str, Any]) -> bool:
     """Whether the MIG layout of a host (its variables) is ours to cut."""
-    return _true(host.get("mig_manage", True)) and _true(host.get("gpu_slices_nodes_reachable", True))
+    return _true(host.get("mig_manage", True)) and may_be_reached(host)
 
 
 def reach_faults(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -164,9 +230,7 @@ def reach_faults(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     wrong = [
         name
         for name, host in hosts.items()
-        if host.get("mig_config")
-        and _true(host.get("mig_manage", True))
-        and not _true(host.get("gpu_slices_nodes_reachable", True))
+        if host.get("mig_config") and _true(host.get("mig_manage", True)) and not may_be_reached(host)
     ]
     if not wrong:
         return []

@@ -303,7 +303,7 @@ def _kubelets(nodes: list[Object]) -> Check:
             evidence=evidence,
         )
     if not nodes:
-        return check("kubelets", asked, "none of the nodes is in the cluster", "skip")
+        return check("kubelets", asked, "none of the nodes could be looked at", "skip")
     return check("kubelets", asked, _each(evidence), evidence=evidence)
 
 
@@ -331,7 +331,7 @@ def _runtimes(nodes: list[Object]) -> Check:
                 evidence=evidence,
             )
     if not nodes:
-        return check("runtimes", asked, "none of the nodes is in the cluster", "skip")
+        return check("runtimes", asked, "none of the nodes could be looked at", "skip")
     return check("runtimes", asked, _each(evidence), evidence=evidence)
 
 
