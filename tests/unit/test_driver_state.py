@@ -135,7 +135,43 @@ def test_an_old_kernel_driver_is_a_warning(version, status):
 
 def test_nodes_elsewhere_that_are_not_ready_only_warn():
     given = without_plugin(desired=3, ready=2)
-    assert judge(given)["plugin"]["status"] == "warn"
+    given["nodes"].update({name: {"labels": {"gpu": "true"}} for name in ("b", "c")})
+    check = judge(given)["plugin"]
+    assert (check["status"], check["evidence"]["finding"]) == ("warn", "plugin_not_ready")
+
+
+TAINTS = [
+    {"key": "team", "value": "x", "effect": "NoSchedule"},
+    {"key": "slow", "effect": "PreferNoSchedule"},
+    {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
+    {"key": "known", "effect": "NoExecute"},
+]
+
+
+@pytest.mark.parametrize(
+    ("desired", "labelled", "served", "status", "says"),
+    [
+        (
+            1,
+            ["a30", "b"],
+            ["a30"],
+            "warn",
+            "wants 1 nodes and its selector picks 2 (a30, b); no plugin pod on b",
+        ),
+        (1, ["a30", "b"], ["b"], "fail", "no plugin pod on a30 (team:NoSchedule)"),
+        (2, ["a30"], ["a30"], "warn", "wants 2 nodes and its selector picks 1 (a30)"),
+    ],
+)
+def test_the_daemonset_wants_just_the_nodes_that_its_selector_picks(desired, labelled, served, status, says):
+    given = without_plugin(
+        desired=desired, ready=desired, tolerations=[{"key": "known", "operator": "Exists"}]
+    )
+    given["nodes"] = {name: {"labels": {"gpu": "true"}, "taints": TAINTS} for name in labelled}
+    given["plugin_pods"] = [pod(name) for name in served]
+    check = judge(given)["plugin"]
+    assert (check["status"], check["evidence"]["finding"]) == (status, "plugin_nodes_differ")
+    assert says in check["found"]
+    assert "tolerations" in check["fix"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from .cluster import PLUGIN_CONTAINER, digest
 from .kube_version import NVIDIA_ADVISED, at_least, show
 from .node_labels import selects
 from .preflight import check
-from .resource_slices import DRIVER, compare_with_hardware, describe_profiles
+from .resource_slices import DRIVER, compare_with_hardware, describe_profiles, tolerated
 
 Object = Dict[str, Any]
 Check = Dict[str, Any]
@@ -165,6 +165,21 @@ def _plugin(facts: Object, plugin: Object, nodes: list[str]) -> Check:
             evidence=evidence,
         )
     pods = plugin_pods(facts)
+    if plugin["desired"] != len(selected):
+        without = [node for node in selected if node not in pods]
+        return check(
+            "plugin",
+            asked,
+            f"{name} wants {plugin['desired']} nodes and its selector picks {len(selected)} "
+            f"({', '.join(selected)}){_left_out(facts, plugin, without)}",
+            # As with pods that are not Ready: nodes that are not the inventory's do not stop the run.
+            "fail" if set(without) & set(nodes) else "warn",
+            needed="a plugin pod on each node with its labels",
+            fix="tolerate the taints of these nodes (kubeletPlugin.tolerations of the chart), or take "
+            "the labels off them",
+            finding="plugin_nodes_differ",
+            evidence=evidence,
+        )
     broken = [
         f"{node}: {_pod_state(pods.get(node))}" for node in nodes if not (pods.get(node) or {}).get("ready")
     ]
@@ -193,6 +208,22 @@ def _plugin(facts: Object, plugin: Object, nodes: list[str]) -> Check:
     return check(
         "plugin", asked, f"{name}: {plugin['ready']} of {plugin['desired']} Ready", evidence=evidence
     )
+
+
+def _left_out(facts: Object, plugin: Object, without: list[str]) -> str:
+    """The picked nodes that have no plugin pod, with the taints that keep it away."""
+    parts = []
+    for node in without:
+        taints = [
+            f"{taint.get('key')}:{taint.get('effect')}"
+            for taint in facts["nodes"][node].get("taints") or []
+            if taint.get("effect") in ("NoSchedule", "NoExecute")
+            # Those that come and go with a node's state, a DaemonSet tolerates by itself.
+            and not str(taint.get("key")).startswith("node.kubernetes.io/")
+            and not tolerated(taint, plugin.get("tolerations") or [])
+        ]
+        parts.append(f"{node} ({', '.join(taints)})" if taints else node)
+    return f"; no plugin pod on {', '.join(parts)}" if parts else ""
 
 
 def _pod_state(pod: Object | None) -> str:
