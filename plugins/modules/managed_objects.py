@@ -177,7 +177,8 @@ def _question(api: KubeApi, kind: Kind, namespace: str) -> Any:
             if fault.kind != "forbidden":
                 raise
             if kind.namespaced:
-                return api.find(kind.path(namespace), {"labelSelector": SELECTOR})
+                found = api.find(kind.path(namespace), {"labelSelector": SELECTOR})
+                return found
             # A namespace can often be read by who may not list them all.
             one = api.find(f"{kind.path()}/{namespace}")
             found = {"items": [one] if one and ours(one) else []}
