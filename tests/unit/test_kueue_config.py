@@ -121,7 +121,7 @@ class TestAdding:
             "resources: {}\nkind: x\n",
             "resources: {transformations: [], deviceClassMappings: []}   # short\n",
             "resources:\n  deviceClassMappings:\n  transformations: []\n",
-            "resources:\n    deviceClassMappings:\n        - name: a/b\n          deviceClassNames: [c]\nkind: x",
+            "resources:\n    deviceClassMappings:\n      - name: a/b\n        deviceClassNames: [c]\nkind: x",
             "kind: x",
             "{kind: x}",
             "text: |\n  resources:\n    - no\n\n\n",

@@ -8,7 +8,7 @@ with what was meant; a text that cannot be edited that way is left alone (:class
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Mapping, Sequence
 
 import yaml
 
@@ -129,7 +129,8 @@ def _add(text: str, path: Sequence[Any], value: Any) -> str:
 
 def _meant(config: Any, path: Sequence[Any], value: Any) -> dict[str, Any]:
     """Change the data; returns the deepest path that was there, and what is to be put there."""
-    spot, done = config, []
+    spot = config
+    done: list[Any] = []
     *steps, last = path
     for number, step in enumerate(steps):
         below = spot[step] if isinstance(step, int) else spot.get(step)
@@ -161,10 +162,10 @@ def _nest(path: Sequence[Any], value: Any) -> Any:
 
 def _insert(text: str, path: Sequence[Any], value: Any) -> str:
     """Add ``value`` (a mapping to a mapping, an element to a list) to the collection at ``path``."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    node, key = root, None
+    root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = root
     for step in path:
-        key, node = _child(node, step)
+        node = _child(node, step)
     added: Any = value
     if isinstance(node, yaml.MappingNode):
         for k in list(value):
@@ -183,10 +184,10 @@ def _insert(text: str, path: Sequence[Any], value: Any) -> str:
     return _after(text, _last(node), block)
 
 
-def _child(node: Any, step: Any) -> tuple[Any, Any]:
+def _child(node: Any, step: Any) -> Any:
     if isinstance(step, int):
-        return None, node.value[step]
-    return next((key, value) for key, value in node.value if key.value == step)
+        return node.value[step]
+    return next(value for key, value in node.value if key.value == step)
 
 
 def _below_key(text: str, key: Any, empty: Any, value: Any) -> str:
@@ -267,7 +268,7 @@ def argument_gates(arguments: Sequence[str]) -> dict[str, bool] | None:
 
 def with_argument_gate(arguments: Sequence[str], gate: str) -> list[str]:
     """The arguments with one more gate in their last ``--feature-gates``."""
-    made: List[str] = list(arguments)
+    made = list(arguments)
     if (argument_gates(made) or {}).get(gate):
         return made
     for index in reversed(range(len(made))):
