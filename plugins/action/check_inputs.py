@@ -49,7 +49,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         )
         variables = task_vars or {}
         settings = arguments["settings"]
-        chosen = inputs.chosen_stages(variables["ansible_run_tags"], variables["ansible_skip_tags"])
+        tags, skipped = variables["ansible_run_tags"], variables["ansible_skip_tags"]
+        chosen = inputs.chosen_stages(tags, skipped, arguments["stages"])
         # This runs in every play, also in those of stages that the tags leave out.
         stages = [stage for stage in arguments["stages"] or chosen if stage in chosen]
         # Every role depends on gate 1, so a run comes here once a play; looking again would find the same.

@@ -142,7 +142,11 @@ def follow(
     said: list[tuple[str, str]] = []
     target = workload_follow.Target(kind, NS, "smoke", container, "1g.6gb")
     follower = workload_follow.Follower(
-        api, target, lambda kind, text: said.append((kind, text)), timeout, schedule_timeout
+        api,
+        target,
+        lambda kind, text: said.append((kind, text)),
+        timeout=timeout,
+        schedule_timeout=schedule_timeout,
     )
     return follower.run(), said
 
@@ -185,7 +189,11 @@ def test_the_claim_of_an_earlier_pod_of_that_name_is_not_this_pods() -> None:
         claim("c1", "u1", "gpu-0-mig-1g6gb-14-0"),
     ]
     follower = workload_follow.Follower(
-        api, workload_follow.Target("Pod", NS, "smoke", "smoke"), lambda *_: None, 5, 1
+        api,
+        workload_follow.Target("Pod", NS, "smoke", "smoke"),
+        lambda *_: None,
+        timeout=5,
+        schedule_timeout=1,
     )
     for item in api.lists[CLAIM_PATH]:
         follower._record(item)
@@ -416,7 +424,92 @@ def test_claims_that_may_not_be_read_leave_the_allocation_open() -> None:
     assert outcome.pods[0]["devices"] == []
 
 
+class Choosy(Script):
+    """A script that minds selectors by one label or by name."""
+
+    def get(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any]:
+        listing = super().get(path, params)
+        wanted = (params or {}).get("labelSelector") or (params or {}).get("fieldSelector")
+        if wanted:
+            key, _, value = wanted.partition("=")
+            listing["items"] = [
+                item
+                for item in listing["items"]
+                if value in (item["metadata"].get("labels", {}).get(key), item["metadata"]["name"])
+            ]
+        return listing
+
+
+JOBS = "/apis/batch/v1/namespaces/gpu-slices/jobs"
+
+
+def test_jobs_side_by_side_share_their_watches_and_a_named_claim() -> None:
+    api = Choosy()
+    claim = json.loads(json.dumps(CLAIM))
+    claim["metadata"]["ownerReferences"] = []
+    claim["status"]["reservedFor"] = [{"resource": "pods", "name": f"{name}-x"} for name in ("one", "two")]
+    api.lists[CLAIM_PATH] = [claim]
+    ended = {"type": "Complete", "status": "True", "reason": "CompletionsReached"}
+    targets = [workload_follow.Target("Job", NS, name, "smoke") for name in ("one", "two")]
+    api.lists[JOBS] = [
+        {"metadata": {"name": t.name, "uid": t.name}, "status": {"conditions": [ended]}} for t in targets
+    ]
+    for target in targets:
+        ran = pod(f"{target.name}-x", "Succeeded", **state(terminated={"startedAt": T0, "finishedAt": T0}))
+        ran["metadata"]["labels"] = {"batch.kubernetes.io/job-name": target.name}
+        ran["spec"]["resourceClaims"] = [
+            {"name": "gpu-slice", "resourceClaimName": claim["metadata"]["name"]}
+        ]
+        api.lists.setdefault(POD_PATH, []).append(ran)
+    hub = workload_follow.Hub(api)
+    followers = [
+        workload_follow.Follower(api, t, lambda *_: None, timeout=5, schedule_timeout=1, hub=hub)
+        for t in targets
+    ]
+    for follower in followers:
+        follower._record(claim)
+    hub.start()
+    outcomes = [follower.run() for follower in followers]
+    hub.stop()
+    assert [o.result for o in outcomes] == ["succeeded", "succeeded"]
+    assert [[d["uuid"] for d in o.pods[0]["devices"]] for o in outcomes] == [["MIG-0"], ["MIG-0"]]
+    assert outcomes[0].pods[0]["times"]["finished"] == T0
+    time.sleep(0.2)
+    assert [api.listed.count(path) for path in (CLAIM_PATH, EVENT_PATH, JOBS)] == [1, 1, 2]
+
+
+def test_a_failed_initializer_is_named_with_its_last_words() -> None:
+    api = Script()
+    bad = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "m"}
+    api.lists[JOB_PATH] = [{"metadata": {"name": "smoke", "uid": "j"}, "status": {"conditions": [bad]}}]
+    helper = pod("smoke-model-initializer-0", "Failed")
+    helper["metadata"]["labels"] = {workload_state.REPLICATED_JOB: "model-initializer"}
+    api.lists[POD_PATH] = [helper]
+    api.logs["smoke-model-initializer-0"] = "one\nno such model"
+    outcome, _ = follow(api, "TrainJob")
+    assert outcome.result == "failed"
+    assert "smoke-model-initializer-0 failed: no such model" in str(outcome.trouble)
+    assert outcome.pods == []
+
+
 class TestState:
+    @pytest.mark.parametrize(
+        ("kind", "status", "end"),
+        [
+            ("Job", {"conditions": [{"type": "Complete", "status": "True"}]}, "succeeded"),
+            ("Job", {"conditions": [{"type": "Failed", "status": "True"}]}, "failed"),
+            ("Job", {"conditions": [{"type": "Complete", "status": "False"}]}, ""),
+            ("VolcanoJob", {"state": {"phase": "Completed"}}, "succeeded"),
+            ("VolcanoJob", {"state": {"phase": "Aborted", "message": "m"}}, "failed"),
+            ("VolcanoJob", {"state": {"phase": "Running"}}, ""),
+            ("VolcanoJob", {}, ""),
+        ],
+    )
+    def test_ends(self, kind: str, status: dict[str, Any], end: str) -> None:
+        item = {"kind": kind, "status": status}
+        assert workload_state.finished(item) == end
+        assert workload_state.end_text(item)
+
     def test_pods_newest_attempt_of_each_index(self) -> None:
         pods = []
         for name, index, attempt, created in (

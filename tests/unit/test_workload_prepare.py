@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from gpu_slices import managed, workload_follow
+from gpu_slices import judges, managed, workload_follow, workload_run
 from gpu_slices.kube_api import ApiFault
 from test_workload_log import GIVEN, smoke_log
 
@@ -29,7 +29,11 @@ def load(path: str) -> Any:
     return module
 
 
-action = load("plugins/action/workload_follow.py")
+def run_of(server: Any, folder: Path, *workloads: dict[str, Any], **more: Any) -> workload_run.Run:
+    one = {"kind": "Pod", "name": "mine", "container": "smoke", "judge": "smoke", "profile": "1g.6gb"}
+    settings = {"stage": "smoke", "namespace": NS, "manifests": [{"kind": "Pod"}], "require_cuda": False}
+    chosen = [{**one, **workload} for workload in workloads or ({},)]
+    return workload_run.Run(server, {**settings, "workloads": chosen, **more}, folder, lambda *_: None)
 
 
 def published(uuid: str = "MIG-1") -> dict[str, Any]:
@@ -59,7 +63,9 @@ def published(uuid: str = "MIG-1") -> dict[str, Any]:
 def pod(name: str = "mine", phase: str = "Succeeded", evidence: Any = True, **more: Any) -> dict[str, Any]:
     device = {"pool": "a30", "device": GIVEN["device"], "uuid": "MIG-1", "claim": "c"}
     found = {"at": "t", "pods": [{"name": name, "node": "a30", "devices": [device]}]}
-    annotations = {action.EVIDENCE: json.dumps(found) if evidence is True else evidence} if evidence else {}
+    annotations = (
+        {workload_run.EVIDENCE: json.dumps(found) if evidence is True else evidence} if evidence else {}
+    )
     return {
         "metadata": {
             "name": name,
@@ -108,22 +114,7 @@ class Server:
 
 
 def prepare(server: Server, folder: Path, check_mode: bool = False) -> dict[str, Any]:
-    work = action._Work(
-        {
-            "stage": "smoke",
-            "kind": "Pod",
-            "name": "mine",
-            "namespace": NS,
-            "container": "smoke",
-            "profile": "1g.6gb",
-            "manifests": [{"kind": "Pod"}],
-            "require_cuda": False,
-            "world": 1,
-        },
-        folder,
-    )
-    work.api = server
-    return dict(work.prepare(check_mode))
+    return dict(run_of(server, folder).prepare(check_mode))
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -180,9 +171,9 @@ def test_ours_of_other_inputs_go_and_nobody_elses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "world"), [("smoke", 1), ("sft", 2)])
 def test_a_success_without_its_pods_proves_nothing(stage: str, world: int, tmp_path: Path) -> None:
-    arguments = {"stage": stage, "kind": "Pod", "name": "mine", "namespace": NS, "container": "c"}
-    work = action._Work({**arguments, "profile": "", "require_cuda": False, "world": world}, tmp_path)
-    (check,) = work._judge([])
+    run = run_of(None, tmp_path, {"judge": stage, "world": world})
+    member = {"result": "succeeded", "pods": [], "note": "", "end": "", "kind": "Pod", "name": "mine"}
+    check = run.judge_member(0, member)[-1]
     assert (check["id"], check["status"]) == ("pods", "fail")
 
 
@@ -191,15 +182,7 @@ def test_logs_and_evidence_of_earlier_runs_go_and_nothing_else(tmp_path: Path) -
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "evidence/smoke-gpu-slices-smoke-1").mkdir(parents=True)
-    arguments = {
-        "stage": "smoke",
-        "kind": "Pod",
-        "name": "n",
-        "namespace": NS,
-        "container": "c",
-        "profile": "",
-    }
-    action._Work(arguments, tmp_path)._clear()
+    run_of(None, tmp_path)._clear()
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert left == ["logs/mine.log", "logs/sft-gpu-slices-sft-1.log"]
     assert list((tmp_path / "evidence").iterdir()) == []
@@ -224,25 +207,69 @@ def test_the_evidence_of_a_run_is_what_a_second_run_reads(tmp_path: Path) -> Non
         return {}
 
     server.request = request  # type: ignore[method-assign]
-    work = action._Work(
-        {
-            "stage": "smoke",
-            "kind": "Pod",
-            "name": "mine",
-            "namespace": NS,
-            "container": "smoke",
-            "profile": "",
-        },
-        tmp_path,
-    )
-    work.api = server
     devices = [{**GIVEN, "claim": "c"}]
-    outcome = workload_follow.Outcome(
-        "succeeded", 1.0, {}, pods=[{"name": "mine", "node": "a30", "devices": devices}]
-    )
-    work._annotate(outcome)
-    text = patched["metadata"]["annotations"][action.EVIDENCE]
+    ran = {"name": "mine", "node": "a30", "uid": "u", "times": {}, "waited": "", "devices": devices}
+    outcome = workload_follow.Outcome("succeeded", 1.0, {}, pods=[ran])
+    run_of(server, tmp_path)._annotate(0, outcome)
+    text = patched["metadata"]["annotations"][workload_run.EVIDENCE]
     assert prepare(Server(pod(evidence=text)), tmp_path)["settled"]
+
+
+# --------------------------------------------------------------------------------------------------- several
+
+
+def test_of_several_each_is_one_row_and_a_stage_judge_sees_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def judge(members: Any, arguments: Any) -> list[dict[str, Any]]:
+        seen.append(([m["name"] for m in members], arguments))
+        return [{"id": "all", "status": "pass", "asked": "", "found": "", "evidence": {}}]
+
+    monkeypatch.setitem(judges.STAGE, "crowd", judge)
+    run = run_of(
+        Server(pod(), pod("two")),
+        tmp_path,
+        {"id": "one"},
+        {"name": "two"},
+        judge="crowd",
+        judge_arguments={"n": 2},
+    )
+    result = run.prepare(False)
+    assert result["settled"]
+    assert [(c["id"], c["status"]) for c in result["checks"]] == [
+        ("one", "pass"),
+        ("2", "pass"),
+        ("all", "pass"),
+    ]
+    assert seen == [(["mine", "two"], {"n": 2})]
+
+
+@pytest.mark.parametrize(
+    ("together", "first", "second", "deleted"),
+    [
+        (True, {}, {"phase": "Failed"}, ["mine", "two"]),
+        (False, {}, {"phase": "Failed"}, ["two"]),
+        (True, {}, {"phase": "Running"}, ["mine", "two"]),
+        (False, {}, {"phase": "Running"}, []),
+        (True, {"phase": "Running"}, {"phase": "Running"}, []),
+    ],
+)
+def test_what_proves_something_only_together_runs_again_together(
+    together: bool, first: dict[str, Any], second: dict[str, Any], deleted: list[str], tmp_path: Path
+) -> None:
+    server = Server(pod(**first), pod("two", **second))
+    result = run_of(server, tmp_path, {}, {"name": "two"}, together=together).prepare(False)
+    assert (server.deleted, result["settled"]) == (deleted, False)
+
+
+def test_a_stage_that_does_not_hold_runs_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = {"id": "all", "status": "fail", "asked": "", "found": "", "evidence": {}}
+    monkeypatch.setitem(judges.STAGE, "crowd", lambda *_: [bad])
+    server = Server(pod(), pod("two"))
+    result = run_of(server, tmp_path, {}, {"name": "two"}, judge="crowd").prepare(False)
+    assert (server.deleted, result["settled"], result["checks"]) == (["mine", "two"], False, [])
 
 
 # ---------------------------------------------------------------------------------------------------- removal

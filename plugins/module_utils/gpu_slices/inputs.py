@@ -22,6 +22,11 @@ PREFIXES = (
     "slice_claim_",
     "smoke_",
     "sft_",
+    "crowd_",
+    "shared_",
+    "quota_",
+    "callers_",
+    "recipe_",
     "preflight_",
     "report_",
     "teardown_",
@@ -29,8 +34,10 @@ PREFIXES = (
 # Facts that our own roles set; they appear among the host variables of later plays.
 RUNTIME_FACTS = ("mig_gpus", "mig_changed", "slice_claim_result")
 
-STAGES = ("preflight", "enable-driver", "smoke", "sft")
-STAGES_WITH_IMAGE = ("smoke", "sft")
+STAGES = ("preflight", "enable-driver", "smoke", "sft", "crowd", "shared", "quota", "callers", "recipe")
+# Stages that run only where they are asked for by name.
+OPTIONAL = ("crowd", "shared", "quota", "callers", "recipe")
+STAGES_WITH_IMAGE = ("smoke", "sft", "crowd", "shared", "quota", "callers")
 
 _PROFILE = re.compile(r"^\d+g\.(\d+)gb(\+[a-z0-9.]+)*$")
 # Numbers and what they must lie between, neither end included.
@@ -56,14 +63,20 @@ _NEAR = 0.92
 Faults = Dict[str, Any]
 
 
-def chosen_stages(run_tags: Iterable[str], skip_tags: Iterable[str]) -> list[str]:
-    """The stages that a run's tags select, in order. ``all`` selects every stage.
+def chosen_stages(run_tags: Iterable[str], skip_tags: Iterable[str], asked: Iterable[str] = ()) -> list[str]:
+    """The stages that a run's tags select, in order. ``all`` selects every stage but the optional ones.
 
-    So does ``preflight`` alone: it is asked what would stand in the way of a whole run.
+    So does ``preflight`` alone: it is asked what would stand in the way of a whole run. An optional stage is
+    selected by its own tag, or by ``all`` in a play of its own (``asked``).
     """
-    tags, skipped = set(run_tags), set(skip_tags)
+    tags, skipped, named = set(run_tags), set(skip_tags), set(asked)
     everything = not tags or bool(tags & {"all", "tagged"}) or tags == {"preflight"}
-    return [stage for stage in STAGES if (everything or stage in tags) and stage not in skipped]
+    return [
+        stage
+        for stage in STAGES
+        if (stage in tags or (everything and (stage in named or stage not in OPTIONAL)))
+        and stage not in skipped
+    ]
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -25,9 +25,26 @@ _READ = ("get", "list", "watch")
 _WRITE = ("get", "create", "patch", "delete")
 # Whoever hands out rights that he does not hold himself needs these two as well.
 _GRANT = (*_WRITE, "escalate", "bind")
+# Stages that run pods in our namespace, and those of them that do it through Kubeflow Trainer.
+WORKLOADS = {"smoke", "sft", "crowd", "shared", "quota", "callers", "recipe"}
+TRAINJOBS = {"sft", "crowd", "shared", "quota", "recipe"}
 # (verbs, API group, resource, where); where is "" for the whole cluster, "own" for the workloads' namespace,
 # "driver" for that of the driver.
 _Right = Any
+_CLAIMING: list[_Right] = [
+    ((*_WRITE, *_READ), DRA_GROUP, "resourceclaimtemplates", "own"),
+    (_READ, DRA_GROUP, "resourceclaims", "own"),
+    (_WRITE, "", "configmaps", "own"),
+    (_READ, "", "pods", "own"),
+    (("get",), "", "pods/log", "own"),
+    (_READ, "", "events", "own"),
+]
+_TRAINING: list[_Right] = [
+    *_CLAIMING,
+    (_WRITE, "trainer.kubeflow.org", "trainingruntimes", "own"),
+    ((*_WRITE, *_READ), "trainer.kubeflow.org", "trainjobs", "own"),
+    (("get", "list"), "jobset.x-k8s.io", "jobsets", "own"),
+]
 RIGHTS: dict[str, list[_Right]] = {
     "preflight": [
         (("list",), "", "nodes", ""),
@@ -59,25 +76,13 @@ RIGHTS: dict[str, list[_Right]] = {
         (("create", "patch"), "", "namespaces", ""),
     ],
     "namespace_create": [(("create", "patch"), "", "namespaces", "")],
-    "smoke": [
-        ((*_WRITE, *_READ), DRA_GROUP, "resourceclaimtemplates", "own"),
-        (_READ, DRA_GROUP, "resourceclaims", "own"),
-        (_WRITE, "", "configmaps", "own"),
-        ((*_WRITE, *_READ), "", "pods", "own"),
-        (("get",), "", "pods/log", "own"),
-        (_READ, "", "events", "own"),
-    ],
-    "sft": [
-        ((*_WRITE, *_READ), DRA_GROUP, "resourceclaimtemplates", "own"),
-        (_READ, DRA_GROUP, "resourceclaims", "own"),
-        (_WRITE, "", "configmaps", "own"),
-        (_READ, "", "pods", "own"),
-        (("get",), "", "pods/log", "own"),
-        (_READ, "", "events", "own"),
-        (_WRITE, "trainer.kubeflow.org", "trainingruntimes", "own"),
-        ((*_WRITE, *_READ), "trainer.kubeflow.org", "trainjobs", "own"),
-        (("get", "list"), "jobset.x-k8s.io", "jobsets", "own"),
-    ],
+    "smoke": [*_CLAIMING, (_WRITE, "", "pods", "own")],
+    "sft": _TRAINING,
+    "crowd": _TRAINING,
+    "shared": _TRAINING,
+    "quota": _TRAINING,
+    "callers": [*_CLAIMING],
+    "recipe": _TRAINING,
 }
 
 
@@ -87,7 +92,7 @@ def needed_rights(settings: Object) -> list[Object]:
     groups = list(stages)
     if "enable-driver" in stages and settings.get("driver_install"):
         groups.append("driver_install")
-    if settings.get("namespace_create") and {"smoke", "sft"} & set(stages):
+    if settings.get("namespace_create") and WORKLOADS & set(stages):
         groups.append("namespace_create")
     places = {
         "": "",
@@ -115,11 +120,10 @@ def named_objects(settings: Object) -> list[Object]:
     wanted = {
         ("ResourceClaimTemplate", f"mig-{profile_slug(p)}", dra) for p in settings.get("profiles") or []
     }
-    if "smoke" in settings["stages"]:
-        wanted.add(("ConfigMap", "gpu-slices-smoke", "/api/v1"))
-    if "sft" in settings["stages"]:
-        wanted.add(("ConfigMap", "gpu-slices-sft", "/api/v1"))
-        wanted.add(("TrainingRuntime", "gpu-slices-sft", "/apis/trainer.kubeflow.org/v1alpha1"))
+    for stage in WORKLOADS.intersection(settings["stages"]):
+        wanted.add(("ConfigMap", f"gpu-slices-{stage}", "/api/v1"))
+        if stage in TRAINJOBS:
+            wanted.add(("TrainingRuntime", f"gpu-slices-{stage}", "/apis/trainer.kubeflow.org/v1alpha1"))
     return [
         {
             "id": f"{kind}/{name}",
@@ -141,15 +145,15 @@ def preflight_checks(facts: Object, settings: Object) -> list[Check]:
     checks = [_api(facts)]
     nodes = _nodes(facts, settings)
     checks += [_nodes_ready(facts, settings), _kubelets(nodes), _runtimes(nodes), _rights(facts)]
-    if stages & {"enable-driver", "smoke", "sft"}:
+    if stages & {"enable-driver", *WORKLOADS}:
         checks.append(_driver(facts, settings))
         checks.append(_owners(facts, nodes))
     if "enable-driver" in stages and settings.get("mig_manage"):
         checks.append(_static(facts, settings))
-    if stages & {"smoke", "sft"}:
+    if stages & WORKLOADS:
         checks.append(_namespace(facts, settings))
         checks.append(_names(facts, settings))
-    if "sft" in stages:
+    if stages & TRAINJOBS:
         checks.append(_trainer(facts))
     return checks
 

@@ -28,7 +28,10 @@ from .report_html import html
 
 STATUSES = ("pass", "warn", "skip", "fail")
 TEARDOWN = "teardown"
-STAGES = ("inputs", "preflight", "enable-driver", "smoke", "sft", TEARDOWN)
+STAGES = (
+    *("inputs", "preflight", "enable-driver", "smoke", "sft"),
+    *("crowd", "shared", "quota", "callers", "recipe", TEARDOWN),
+)
 ROW_TEXTS = ("asked", "found", "needed", "fix")
 
 Row = Dict[str, Any]

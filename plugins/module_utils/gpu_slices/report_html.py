@@ -26,7 +26,15 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:#5
 svg text{font:12px system-ui,sans-serif}
 """
 _FREE, _NOW = "#e6ebf1", "#f4b183"
-_STAGE_COLOURS = {"smoke": "#9ecbff", "sft": "#a5d6a7"}
+_STAGE_COLOURS = {
+    "smoke": "#9ecbff",
+    "sft": "#a5d6a7",
+    "crowd": "#ffe082",
+    "shared": "#ffcc80",
+    "quota": "#ce93d8",
+    "callers": "#80deea",
+    "recipe": "#c5e1a5",
+}
 _WIDTH, _CELL, _LINE = 860, 46, 16
 
 

@@ -1,8 +1,8 @@
-"""Follow a Pod or TrainJob to its end: log lines as they come, the claim's allocation while it lasts.
+"""Follow a workload to its end: log lines as they come, the claim's allocation while it lasts.
 
-Controller only. Four watches (the workload, its pods, claims, events) and the followed log run in threads
+Controller only. Watches of the workload, its pods, claims and events, and the followed log, run in threads
 and put what they see on one queue; the main loop alone holds state and decides. A watch that breaks lists
-again.
+again. Workloads that are followed side by side share the watches they have in common (:class:`Hub`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,17 @@ from typing import Any, Callable, Iterator, Mapping, Protocol
 from . import workload_state as state
 from .kube_api import ApiFault
 from .resource_slices import merge_slices
-from .workload_log import PROOF
+from .workload_log import PROOF, last_line
 
 TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
 RESOURCE = "/apis/resource.k8s.io/v1"
+# Kinds of workloads: where the API has them, and the label by which their pods name them.
+KINDS = {
+    "Pod": ("/api/v1", "pods", ""),
+    "TrainJob": (TRAINER, "trainjobs", state.JOBSET_NAME),
+    "Job": ("/apis/batch/v1", "jobs", "batch.kubernetes.io/job-name"),
+    "VolcanoJob": ("/apis/batch.volcano.sh/v1alpha1", "jobs", "volcano.sh/job-name"),
+}
 _WATCH_SECONDS = 20
 _TICK = 0.25
 _STUCK_NOTICE = 15.0
@@ -43,7 +50,7 @@ class Api(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The workload: ``kind`` is Pod or TrainJob, ``job`` the replicated job whose pods count."""
+    """The workload: ``kind`` is one of KINDS, ``job`` the replicated job of a TrainJob whose pods count."""
 
     kind: str
     namespace: str
@@ -55,9 +62,8 @@ class Target:
     @property
     def collection(self) -> str:
         """API path of the workload's kind in its namespace."""
-        if self.kind == "Pod":
-            return f"/api/v1/namespaces/{self.namespace}/pods"
-        return f"{TRAINER}/namespaces/{self.namespace}/trainjobs"
+        base, plural, _ = KINDS[self.kind]
+        return f"{base}/namespaces/{self.namespace}/{plural}"
 
     @property
     def path(self) -> str:
@@ -72,9 +78,15 @@ class Target:
     @property
     def pod_selector(self) -> dict[str, str]:
         """Query that finds the workload's own pods and no others."""
-        if self.kind == "Pod":
+        label = KINDS[self.kind][2]
+        if not label:
             return {"fieldSelector": f"metadata.name={self.name}"}
-        return {"labelSelector": f"{state.JOBSET_NAME}={self.name},{state.REPLICATED_JOB}={self.job}"}
+        return {"labelSelector": f"{label}={self.name}"}
+
+    def counts(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod of the workload is one whose log and devices count, and no initializer."""
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        return self.kind != "TrainJob" or labels.get(state.REPLICATED_JOB, self.job) == self.job
 
 
 @dataclass
@@ -83,23 +95,57 @@ class Outcome:
 
     ``result``: succeeded, failed, stuck (a trouble outlasted its grace), timeout or gone. ``trouble`` says
     why for all but the first. ``pods``: {name, node, uid, log (None if unreadable), end, devices [with all
-    that is published about them]}, by completion index.
+    that is published about them], times {created, scheduled, started, finished}, waited (what the scheduler
+    said while it was pending)}, by completion index. ``helpers``: {name, log} of failed initializers.
     """
 
     result: str
     seconds: float
     item: dict[str, Any]
     pods: list[dict[str, Any]] = field(default_factory=list)
+    helpers: list[dict[str, Any]] = field(default_factory=list)
     trouble: dict[str, Any] | None = None
     published: list[dict[str, Any]] = field(default_factory=list)
     claims: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 
 
+class Hub:
+    """The watches of several followers: each list is watched once and told to all that asked for it.
+
+    Make the followers first, then start(), then run them; stop() when all are done.
+    """
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._asked: dict[str, tuple[str, dict[str, str], list[tuple[str, queue.Queue[Any]]]]] = {}
+        self._stop = threading.Event()
+
+    def ask(self, name: str, path: str, params: dict[str, str], out: queue.Queue[Any]) -> None:
+        """Put what happens to the objects at this path on ``out``, under this name."""
+        key = json.dumps([path, params], sort_keys=True)
+        self._asked.setdefault(key, (path, params, []))[2].append((name, out))
+
+    def start(self) -> None:
+        """Begin to watch."""
+        for path, params, takers in self._asked.values():
+            threading.Thread(
+                target=_watch,
+                args=(self._api, path, params),
+                kwargs={"out": takers, "stop": self._stop},
+                daemon=True,
+            ).start()
+
+    def stop(self) -> None:
+        """Let the watches end."""
+        self._stop.set()
+
+
 class Follower:
     """Follows one workload; make one, call run() once.
 
-    ``say`` gets each line for the console: ("log", text) or ("note", text).
+    ``say`` gets each line for the console: ("log", text) or ("note", text). A ``hub`` is shared with others
+    and started by its owner.
     """
 
     def __init__(
@@ -107,8 +153,10 @@ class Follower:
         api: Api,
         target: Target,
         say: Callable[[str, str], None],
+        *,
         timeout: float,
         schedule_timeout: float,
+        hub: Hub | None = None,
     ) -> None:
         self._api, self._target, self._say = api, target, say
         self._timeout, self._schedule_timeout = timeout, schedule_timeout
@@ -117,6 +165,8 @@ class Follower:
         self._item: dict[str, Any] = {}
         self._seen = False
         self._pods: dict[str, dict[str, Any]] = {}
+        self._helpers: dict[str, dict[str, Any]] = {}
+        self._waited: dict[str, str] = {}
         self._claims: dict[str, dict[str, Any]] = {}
         self._published: list[dict[str, Any]] = []
         self._events: dict[str, dict[str, Any]] = {}
@@ -124,11 +174,14 @@ class Follower:
         self._said: set[str] = set()
         self._log: _LogThread | None = None
         self._printed = 0
+        self._own_hub = Hub(api) if hub is None else None
+        self._ask(hub or self._own_hub)
 
     def run(self) -> Outcome:
         """Follow to the end, the time limit, or a trouble that does not pass."""
         started = time.monotonic()
-        self._start()
+        if self._own_hub:
+            self._own_hub.start()
         try:
             while True:
                 self._take()
@@ -137,10 +190,12 @@ class Follower:
                     return self._close(verdict[0], verdict[1], started)
         finally:
             self._stop.set()
+            if self._own_hub:
+                self._own_hub.stop()
 
     # -- what comes in
 
-    def _start(self) -> None:
+    def _ask(self, hub: Any) -> None:
         target = self._target
         watches: dict[str, tuple[str, dict[str, str]]] = {
             "item": (target.collection, {"fieldSelector": f"metadata.name={target.name}"}),
@@ -150,12 +205,7 @@ class Follower:
         if target.kind != "Pod":
             watches["pod"] = (target.pods, target.pod_selector)
         for name, (path, params) in watches.items():
-            threading.Thread(
-                target=_watch,
-                args=(self._api, name, path, params),
-                kwargs={"out": self._queue, "stop": self._stop},
-                daemon=True,
-            ).start()
+            hub.ask(name, path, params, self._queue)
 
     def _take(self) -> None:
         """Handle what has come; waits a moment when nothing has."""
@@ -185,6 +235,7 @@ class Follower:
             self._update(source, "DELETED", self._item)
         if source == "pod" or (source == "item" and self._target.kind == "Pod"):
             self._pods.clear()
+            self._helpers.clear()
         for item in items:
             self._update(source, "ADDED", item)
 
@@ -202,15 +253,25 @@ class Follower:
             if self._target.kind == "Pod":
                 source = "pod"
         if source == "pod":
-            if gone:
-                self._pods.pop(name, None)
-            else:
-                self._pods[name] = value
-            self._pick()
+            self._take_pod(name, value, gone)
         elif source == "claim" and not gone:
             self._record(value)
         elif source == "event" and not gone:
             self._events[name] = value
+
+    def _take_pod(self, name: str, pod: dict[str, Any], gone: bool) -> None:
+        known = self._pods if self._target.counts(pod) else self._helpers
+        if gone:
+            known.pop(name, None)
+        else:
+            known[name] = pod
+            trouble = state.pod_trouble(pod)
+            if trouble and trouble["id"] == "unschedulable":
+                self._waited[str(pod["metadata"].get("uid"))] = trouble["found"]
+        if known is self._pods:
+            self._pick()
+        else:
+            self._note(_describe(pod))
 
     def _uid(self) -> str:
         return str((self._item.get("metadata") or {}).get("uid", ""))
@@ -238,11 +299,11 @@ class Follower:
         """Keep a claim's allocation: the claim goes when its pod ends."""
         if not (claim.get("status") or {}).get("allocation"):
             return
-        uid = claim["metadata"]["uid"]
-        pod = state.pod_of_claim(claim)
-        mine = pod == self._target.name or pod.startswith(self._target.name + "-")
-        if not mine or uid in self._claims:
+        uid, name = claim["metadata"]["uid"], self._target.name
+        users = [pod for pod in state.pods_of_claim(claim) if pod == name or pod.startswith(name + "-")]
+        if not users or uid in self._claims:
             return
+        pod = users[0]
         devices = state.claimed_devices(claim, self._published)
         if not self._published or any("uuid" not in d for d in devices):
             try:
@@ -292,7 +353,7 @@ class Follower:
         current: dict[str, dict[str, Any]] = {}
         pods = state.newest_pods(self._pods.values())
         starting = [pod for pod in pods if not state.readable(pod, self._target.container)]
-        for pod in starting:
+        for pod in [*starting, *(pod for pod in self._helpers.values() if not state.readable(pod))]:
             trouble = state.pod_trouble(pod)
             if trouble:
                 current[trouble["id"]] = trouble
@@ -390,8 +451,18 @@ class Follower:
                         if state.made_for(c["claim"], pod)
                         for d in c["devices"]
                     ],
+                    "times": state.times(pod, self._target.container),
+                    "waited": self._waited.get(str(pod["metadata"]["uid"]), ""),
                 }
             )
+        helpers = [
+            {"name": name, "log": read_log(self._api, self._target, name, "")}
+            for name, pod in sorted(self._helpers.items())
+            if state.phase(pod) == "Failed"
+        ]
+        if trouble and helpers:
+            said = [f"pod {h['name']} failed: {last_line(h['log'] or '') or 'no log'}" for h in helpers]
+            trouble = {**trouble, "found": "; ".join([str(trouble["found"]), *said])}
         warnings = [event for event in self._own_events() if event.get("type") == "Warning"]
         if trouble and result in {"failed", "gone"} and warnings and not any(pod["log"] for pod in found):
             last = max(warnings, key=_event_time)
@@ -401,6 +472,7 @@ class Follower:
             seconds=round(time.monotonic() - started, 2),
             item=self._item,
             pods=found,
+            helpers=helpers,
             trouble=trouble,
             published=self._published,
             claims=[c["claim"] for c in self._claims.values()],
@@ -415,13 +487,15 @@ class Follower:
             self._note(f"the pods cannot be read: {fault.message}")
             return
         for pod in items:
-            self._pods[pod["metadata"]["name"]] = pod
+            known = self._pods if self._target.counts(pod) else self._helpers
+            known[pod["metadata"]["name"]] = pod
 
 
-def read_log(api: Api, target: Target, pod: str) -> str | None:
-    """The whole log of the pod's container, or None when it cannot be read."""
+def read_log(api: Api, target: Target, pod: str, container: str | None = None) -> str | None:
+    """The whole log of the pod's container, or None when it cannot be read. "" means its only container."""
+    name = target.container if container is None else container
     try:
-        return api.text(f"{target.pods}/{pod}/log", {"container": target.container})
+        return api.text(f"{target.pods}/{pod}/log", {"container": name} if name else {})
     except ApiFault:
         return None
 
@@ -471,19 +545,23 @@ class _LogThread(threading.Thread):
 
 def _watch(
     api: Api,
-    name: str,
     path: str,
     params: dict[str, str],
     *,
-    out: queue.Queue[tuple[str, str, Any]],
+    out: list[tuple[str, queue.Queue[Any]]],
     stop: threading.Event,
 ) -> None:
     """List, then watch from there; list again when the watch cannot go on (410, broken stream, error)."""
+
+    def tell(what: str, value: Any) -> None:
+        for name, taker in out:
+            taker.put((name, what, value))
+
     pause = 0.5
     while not stop.is_set():
         try:
             listing = api.get(path, params)
-            out.put((name, "SYNC", listing.get("items") or []))
+            tell("SYNC", listing.get("items") or [])
             version = str((listing.get("metadata") or {}).get("resourceVersion", ""))
             while not stop.is_set():
                 query = {
@@ -500,7 +578,7 @@ def _watch(
                         raise _Expired
                     version = str((value.get("metadata") or {}).get("resourceVersion") or version)
                     if event.get("type") != "BOOKMARK":
-                        out.put((name, str(event.get("type")), value))
+                        tell(str(event.get("type")), value)
                     pause = 0.5
                     if stop.is_set():
                         return
@@ -510,7 +588,7 @@ def _watch(
             if isinstance(fault, ApiFault) and fault.status == 410:
                 continue
             text = fault.message if isinstance(fault, ApiFault) else f"{path}: {fault}"
-            out.put((name, "FAULT", text))
+            tell("FAULT", text)
             if isinstance(fault, ApiFault) and fault.kind in {"forbidden", "not_found", "unauthorized"}:
                 return
         stop.wait(pause)

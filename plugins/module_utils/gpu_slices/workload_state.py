@@ -1,4 +1,4 @@
-"""How a Pod or TrainJob is doing, from the objects the API shows. Pure functions; controller only.
+"""How a workload is doing, from the objects the API shows. Pure functions; controller only.
 
 Objects are plain API objects. A *trouble* is {id, found, fix, grace}: something that keeps the workload
 from running, and the seconds it may last before it counts as a failure (None: only the time limit ends it).
@@ -18,6 +18,11 @@ REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
+_BY_CONDITION = ("TrainJob", "Job")
+_VOLCANO_ENDS = {
+    "Completed": "succeeded",
+    **dict.fromkeys(("Failed", "Aborted", "Terminated"), "failed"),
+}
 _IMAGE_FINAL = {"InvalidImageName", "ErrImageNeverPull"}
 _IMAGE_RETRIED = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"}
 _CREATE = {"CreateContainerError", "CreateContainerConfigError", "RunContainerError"}
@@ -59,12 +64,20 @@ def phase(pod: Object) -> str:
 
 
 def finished(item: Object) -> str:
-    """How a Pod or TrainJob ended: "succeeded", "failed" or "" while it has not."""
-    if item.get("kind") == "TrainJob":
+    """How a workload ended: "succeeded", "failed" or "" while it has not."""
+    if item.get("kind") in _BY_CONDITION:
         if condition(item, "Failed"):
             return "failed"
         return "succeeded" if condition(item, "Complete") else ""
+    if item.get("kind") == "VolcanoJob":
+        return _VOLCANO_ENDS.get(_volcano_state(item)[0], "")
     return {"Succeeded": "succeeded", "Failed": "failed"}.get(phase(item), "")
+
+
+def _volcano_state(item: Object) -> tuple[str, str]:
+    """Phase and message of a Volcano Job, which has no conditions."""
+    now = (item.get("status") or {}).get("state") or {}
+    return str(now.get("phase") or ""), str(now.get("message") or now.get("reason") or "")
 
 
 def condition(item: Object, kind: str) -> Object | None:
@@ -75,22 +88,50 @@ def condition(item: Object, kind: str) -> Object | None:
     return None
 
 
-def readable(pod: Object, container: str) -> bool:
-    """Is there a log to read: has the container started, now or before?"""
+def readable(pod: Object, container: str = "") -> bool:
+    """Is there a log to read: has the container (by default any) started, now or before?"""
     for status in (pod.get("status") or {}).get("containerStatuses") or []:
-        if status.get("name") == container:
+        if container in ("", status.get("name")):
             state = status.get("state") or {}
-            return "running" in state or "terminated" in state
+            if "running" in state or "terminated" in state:
+                return True
     return False
 
 
+def times(pod: Object, container: str) -> dict[str, str]:
+    """When the pod was created and given its node, and its container started and finished; "" if not yet."""
+    status = pod.get("status") or {}
+    scheduled = next(
+        (
+            str(entry.get("lastTransitionTime") or "")
+            for entry in status.get("conditions") or []
+            if entry.get("type") == "PodScheduled" and str(entry.get("status")) == "True"
+        ),
+        "",
+    )
+    state: Object = next(
+        (e.get("state") or {} for e in status.get("containerStatuses") or [] if e.get("name") == container),
+        {},
+    )
+    run: Object = state.get("terminated") or state.get("running") or {}
+    return {
+        "created": str((pod.get("metadata") or {}).get("creationTimestamp") or ""),
+        "scheduled": scheduled,
+        "started": str(run.get("startedAt") or ""),
+        "finished": str(run.get("finishedAt") or ""),
+    }
+
+
 def end_text(item: Object, container: str = "") -> str:
-    """How it ended, in words: a pod's exit code, a TrainJob's condition with reason and message."""
-    if item.get("kind") == "TrainJob":
+    """How it ended, in words: a pod's exit code, a job's condition with reason and message."""
+    if item.get("kind") == "VolcanoJob":
+        return ": ".join(text for text in _volcano_state(item) if text) or "no state yet"
+    if item.get("kind") in _BY_CONDITION:
         for kind in ("Failed", "Complete"):
             entry = condition(item, kind)
             if entry:
-                return f"{kind} ({entry.get('reason')}): {entry.get('message')}"
+                message = f": {entry['message']}" if entry.get("message") else ""
+                return f"{kind} ({entry.get('reason')}){message}"
         return "no condition yet"
     status = item.get("status") or {}
     for entry in status.get("containerStatuses") or []:
@@ -229,23 +270,25 @@ def claimed_devices(claim: Object, devices: Sequence[Object]) -> list[Object]:
     return found
 
 
-def pod_of_claim(claim: Object) -> str:
-    """The pod a generated claim was made for: its owner, else the one it is reserved for."""
+def pods_of_claim(claim: Object) -> list[str]:
+    """The pods of a claim: the one it was generated for, else those it is reserved for."""
     metadata = claim.get("metadata") or {}
-    for owner in metadata.get("ownerReferences") or []:
-        if owner.get("kind") == "Pod":
-            return str(owner.get("name"))
-    users = (claim.get("status") or {}).get("reservedFor") or []
-    return str(users[0].get("name")) if users else ""
+    owners = [str(o.get("name")) for o in metadata.get("ownerReferences") or [] if o.get("kind") == "Pod"]
+    return owners or [str(user.get("name")) for user in (claim.get("status") or {}).get("reservedFor") or []]
 
 
 def made_for(claim: Object, pod: Object) -> bool:
-    """Whether a claim is this pod's; that of an earlier pod of the same name goes a moment late."""
-    if pod_of_claim(claim) != pod["metadata"]["name"]:
-        return False
-    owners = (claim.get("metadata") or {}).get("ownerReferences") or []
-    uids = {str(owner["uid"]) for owner in owners if owner.get("kind") == "Pod" and owner.get("uid")}
-    return not uids or pod["metadata"]["uid"] in uids
+    """Whether a claim is this pod's: made for it, or named in it. An earlier pod of its name had another."""
+    metadata = claim.get("metadata") or {}
+    owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("kind") == "Pod"]
+    if owners:
+        uids = {str(owner["uid"]) for owner in owners if owner.get("uid")}
+        named = pod["metadata"]["name"] in (owner.get("name") for owner in owners)
+        return named and (not uids or pod["metadata"]["uid"] in uids)
+    named_in_pod = [c.get("resourceClaimName") for c in (pod.get("spec") or {}).get("resourceClaims") or []]
+    if any(named_in_pod):
+        return metadata.get("name") in named_in_pod
+    return pod["metadata"]["name"] in pods_of_claim(claim)
 
 
 def picture_device(device: Mapping[str, Any]) -> dict[str, Any]:

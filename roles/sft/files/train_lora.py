@@ -17,6 +17,7 @@ import json
 import os
 import resource
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Settings:
     loss_factor: float = 0.4
     seed: int = 2026
     log_every: int = 10
+    # Go on training at least this long, for workloads that are to be seen side by side.
+    min_seconds: float = 0.0
     out: str = ""
     profile: str = ""
 
@@ -54,7 +57,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     default = Settings()
     for name in ("steps", "batch", "length", "rank", "seed", "log_every"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(default, name))
-    for name in ("learning_rate", "loss_factor"):
+    for name in ("learning_rate", "loss_factor", "min_seconds"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(default, name))
     parser.add_argument("--out", default=default.out, help="folder for the adapter; empty: do not save")
     values = parser.parse_args(arguments)
@@ -129,7 +132,11 @@ def fingerprint(model: Any) -> float:
 
 
 def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[str, Any]:
-    """Train; returns loss_first and loss_last (held out, before and after) and trainable."""
+    """Train; returns loss_first and loss_last (held out), steps, trainable, and the span in epoch seconds."""
+    if settings.min_seconds and group.world > 1:
+        raise ProofError(
+            "found --min-seconds with several processes; needed one, for they would not end together"
+        )
     model = build(torch, settings).to(backend)
     if group.rank == 0:
         model.print_trainable_parameters()
@@ -139,7 +146,9 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
     optimizer = torch.optim.AdamW(trainable, lr=settings.learning_rate)
     losses: list[float] = []
     first = evaluate(torch, model, held_out)
-    for step in range(1, settings.steps + 1):
+    started, step = time.time(), 0
+    while step < settings.steps or time.time() - started < settings.min_seconds:
+        step += 1
         seed = settings.seed + step * group.world + group.rank
         batch = sequences(torch, settings, settings.batch, seed).to(backend)
         loss = model(input_ids=batch, labels=batch).loss
@@ -151,6 +160,7 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
         losses.append(float(loss.item()))
         if group.rank == 0 and step % settings.log_every == 0:
             print({"loss": round(losses[-1], 4), "step": step}, flush=True)
+    ended = time.time()
     last = evaluate(torch, model, held_out)
     if fingerprint(model) != frozen:
         raise ProofError("found changed base weights; needed only the adapters to train")
@@ -162,6 +172,9 @@ def train(torch: Any, settings: Settings, backend: str, group: Group) -> dict[st
         "loss_first": round(first, 4),
         "loss_last": round(last, 4),
         "trainable": sum(p.numel() for p in trainable),
+        "steps": step,
+        "started_at": round(started, 3),
+        "ended_at": round(ended, 3),
     }
 
 
@@ -250,7 +263,6 @@ def run(settings: Settings, nvml: Nvml, group: Group) -> None:
         "cuda_memory_bytes": cuda_memory,
         "rank": group.rank,
         "world": group.world,
-        "steps": settings.steps,
         "seed": settings.seed,
         "loss_factor": settings.loss_factor,
     }

@@ -1,0 +1,46 @@
+"""Who judges what: by the names that roles use, the functions that turn logs and facts into checks.
+
+A workload's judge takes (log of one pod or None, its allocated devices, whether CUDA is required, the
+workload as given) and is called once a pod. A stage's judge takes (members, arguments) and looks at all
+workloads of the stage together; a member is what :class:`workload_run.Run` knows of one workload.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+from . import workload_log
+
+Check = Dict[str, Any]
+Member = Mapping[str, Any]
+WorkloadJudge = Callable[[Any, Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], List[Check]]
+StageJudge = Callable[[Sequence[Member], Mapping[str, Any]], List[Check]]
+
+
+def _smoke(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:
+    return workload_log.judge_smoke(log, devices, cuda)
+
+
+def _sft(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:
+    return workload_log.judge_sft(log, devices, cuda, int(workload.get("world") or 1))
+
+
+def _device(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:
+    end = workload_log.judge_end(log, str(workload["ok"]))
+    return [end] if log is None else [*workload_log.judge_device(log, devices, cuda), end]
+
+
+def _end(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:
+    return [workload_log.judge_end(log, str(workload["ok"]))]
+
+
+WORKLOAD: dict[str, WorkloadJudge] = {
+    "smoke": _smoke,
+    "sft": _sft,
+    # One device, the allocated one, and ``ok`` as the last line.
+    "device": _device,
+    # ``ok`` as the last line, and nothing more.
+    "end": _end,
+}
+
+STAGE: dict[str, StageJudge] = {}
