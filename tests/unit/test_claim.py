@@ -55,6 +55,14 @@ def test_no_slice_is_a_skip_and_a_failure_when_one_is_required():
     assert claim.result(made)["skip_reason"] == made["reason"]
 
 
+def test_slices_without_their_device_class_are_a_skip_at_once():
+    made = claim.choice({**FACTS, "device_classes": {"gpu.nvidia.com": []}}, "auto", "5Gi")
+    check = claim.choice_check(made, "auto", "5Gi", False)
+    assert (check["status"], check["evidence"]["finding"]) == ("skip", "class_missing")
+    assert "DeviceClass mig.nvidia.com does not exist" in check["found"]
+    assert claim.choice({**FACTS, "device_classes": {"mig.nvidia.com": []}}, "auto", "5Gi")["profile"]
+
+
 def test_what_could_not_be_read_is_never_a_skip():
     facts = {"errors": {"slices": {"kind": "forbidden", "message": "Not allowed (403)."}}, "claims": []}
     made = claim.choice(facts, "auto", "5Gi")

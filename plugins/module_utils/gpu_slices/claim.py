@@ -16,6 +16,7 @@ REQUEST = "gpu-slice"
 
 _FIXES = {
     "facts_unreadable": "give this user the right to list them; before Kubernetes 1.34 upgrade the cluster",
+    "class_missing": "let the driver's chart make it (--tags enable-driver)",
     "no_driver": "install or repair the DRA driver (--tags enable-driver)",
     "pool_incomplete": "wait for the driver, or restart its plugin pod",
     "slice_empty": "give the nodes a MIG layout (mig_config) and run --tags enable-driver",
@@ -70,6 +71,8 @@ def choice(
             wish = (facts, profile, memory, list(tolerations))
             several = _choose_several(*wish, count=count, stage=stage)
             made = several or {**_too_few(*wish, count=count), "published": made["published"]}
+        if slices["pools"] and DEVICE_CLASS_MIG not in facts.get("device_classes", [DEVICE_CLASS_MIG]):
+            made = _nothing("class_missing", f"DeviceClass {DEVICE_CLASS_MIG} does not exist")
         if not made["profile"] and slices["incomplete"]:
             made = _nothing("pool_incomplete", "; ".join(slices["incomplete"]))
     made["predicted"] = False
