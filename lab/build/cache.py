@@ -107,11 +107,16 @@ class Cache:
         finally:
             remove(partial)
 
-    def drop_old(self, kind: str, name: str, current: Path, keep: int) -> list[Path]:
-        """Remove all but the `keep` newest of a thing (the current one always stays); returns what went."""
+    def drop_old(
+        self, kind: str, name: str, current: Path, keep: int, processes: Path = Path("/proc")
+    ) -> list[Path]:
+        """Remove all but the `keep` newest of a thing; returns what went.
+
+        The current one always stays, and so does what a running lab has mounted.
+        """
         others = [path for path in self._versions(kind, name) if path != current]
         others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        gone = others[max(keep - 1, 0) :]
+        gone = [path for path in others[max(keep - 1, 0) :] if not is_mounted(path, processes)]
         for path in gone:
             remove(path)
         return gone
@@ -123,6 +128,20 @@ def remove(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
+
+
+def is_mounted(path: Path, processes: Path) -> bool:
+    """Whether any process, in whatever mount namespace, has something below the path mounted.
+
+    The nodes of a lab have the layers of their images mounted from here; removed under them, the next
+    container started would find its files gone.
+    """
+    below = f"/{path.parent.name}/{path.name}/"
+    for table in processes.glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if below in table.read_text(errors="replace"):
+                return True
+    return False
 
 
 def sync_tree(path: Path) -> None:

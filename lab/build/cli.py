@@ -29,8 +29,13 @@ from lab.build.steps import Plan
 REPO = Path(__file__).resolve().parents[2]
 
 # Groups whose programs run in images only.
-IN_IMAGES = ("coredns", "driver", "cdi-hook", "jobset", "trainer")
-CHARTS = {"jobset": "jobset", "kubeflow-trainer": "trainer", "dra-driver-nvidia-gpu": "driver"}
+IN_IMAGES = ("coredns", "driver", "cdi-hook", "jobset", "trainer", "kueue")
+CHARTS = {
+    "jobset": "jobset",
+    "kubeflow-trainer": "trainer",
+    "kueue": "kueue",
+    "dra-driver-nvidia-gpu": "driver",
+}
 CRDS = {"jobset": "jobset", "trainer": "trainer"}
 
 

@@ -19,6 +19,7 @@ REFERENCES = {
     "coredns": f"{PREFIX}/coredns:v1.14.7",
     "jobset": f"{PREFIX}/jobset:v0.12.0",
     "trainer": f"{PREFIX}/trainer-controller-manager:v2.3.0",
+    "kueue": f"{PREFIX}/kueue:v0.17.0",
     "dra-driver": f"{PREFIX}/dra-driver-nvidia-gpu:v0.4.1",
     "train": f"{PREFIX}/train:1.13",
 }
@@ -116,6 +117,11 @@ def build_trainer(site: Site) -> None:
     build_manager(site, "trainer", "trainer-controller-manager")
 
 
+def build_kueue(site: Site) -> None:
+    """Kueue's controller."""
+    build_manager(site, "kueue", "kueue")
+
+
 def build_driver(site: Site) -> None:
     """NVIDIA's DRA driver, laid out as in its own image: static bash, busybox, plugin, C library.
 
@@ -207,6 +213,7 @@ def image_steps(repo: Path) -> list[Step]:
         step("coredns", build_coredns, 0.1, "coredns"),
         step("jobset", build_jobset, 0.1, "jobset", parts=(build_manager,)),
         step("trainer", build_trainer, 0.1, "trainer", parts=(build_manager,)),
+        step("kueue", build_kueue, 0.1, "kueue", parts=(build_manager,)),
         step("dra-driver", build_driver, 0.1, "driver", "cdi-hook", "shell", parts=(library,)),
         step("train", build_train, 1.4, "train-rootfs"),
     ]

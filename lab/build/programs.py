@@ -115,6 +115,14 @@ GROUPS = (
         copies={"chart": "charts/kubeflow-trainer", "crds": "manifests/base/crds"},
         mend=True,
     ),
+    Group(
+        "kueue",
+        {"kueue": "sigs.k8s.io/kueue/cmd/kueue"},
+        "sigs.k8s.io/kueue",
+        0.6,
+        stamps={"sigs.k8s.io/kueue/pkg/version.GitVersion": "v0.17.0"},
+        copies={"chart": "charts/kueue"},
+    ),
     Group("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}, "go.etcd.io/etcd/server/v3", 0.4),
     Group(
         "helm",

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from lab.build import checks
 from lab.build.cache import KEY_LENGTH, Cache, cache_root, copy_tree, key_of
+from lab.build.cli import CHARTS, CRDS, IN_IMAGES
+from lab.build.images import REFERENCES, image_steps
 from lab.build.oci import Entry, ImageConfig, write_archive, write_layer
 from lab.build.process import BuildError, run
 from lab.build.programs import GROUPS, without_dependencies
@@ -133,6 +135,25 @@ def test_old_versions_go_and_the_current_one_stays(tmp_path):
     assert paths[0].is_dir()
     assert paths[3].is_dir()
     assert other.is_dir()
+
+
+def test_an_old_version_that_a_node_has_mounted_stays(tmp_path):
+    cache = Cache(tmp_path)
+    used, unused, current = (cache.path("seed", "containerd", letter * KEY_LENGTH) for letter in "abc")
+    for path in (used, unused, current):
+        path.mkdir(parents=True)
+    processes = tmp_path / "proc"
+    for pid, root in ((1, "/"), (7, f"{used}/root/snapshots/3"), (8, f"{used}/root/snapshots/4")):
+        (processes / str(pid)).mkdir(parents=True)
+        line = f"2290 2223 253:0 {root} /var/lib/containerd/snapshots/3 ro,relatime - ext4 /dev/vda rw\n"
+        (processes / str(pid) / "mountinfo").write_text(line)
+    (processes / "9").mkdir()  # ended meanwhile
+    assert cache.drop_old("seed", "containerd", current, keep=1, processes=processes) == [unused]
+    assert used.is_dir()
+    assert current.is_dir()
+    (processes / "7" / "mountinfo").unlink()
+    (processes / "8" / "mountinfo").write_text("")
+    assert cache.drop_old("seed", "containerd", current, keep=1, processes=processes) == [used]
 
 
 def test_second_builder_waits_and_says_so(tmp_path):
@@ -375,6 +396,22 @@ def test_stamped_kubernetes_version_is_the_pinned_one():
     assert (stamps["gitMajor"], stamps["gitMinor"]) == (major, minor)
     staging = {line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("replace k8s.io/")}
     assert staging == {f"v0.{minor}.{patch}"}
+
+
+def test_every_program_for_images_is_in_one_and_each_chart_has_a_group():
+    copies = {group.name: group.copies for group in GROUPS}
+    assert set(IN_IMAGES) <= set(copies)
+    assert all("chart" in copies[group] for group in CHARTS.values())
+    assert all("crds" in copies[group] for group in CRDS.values())
+    needed = {need for step in image_steps(REPO) for need in step.needs}
+    assert set(IN_IMAGES) <= needed
+
+
+@pytest.mark.parametrize("name", ["jobset", "trainer", "kueue"])
+def test_an_operator_s_image_is_tagged_with_the_pinned_version(name):
+    group = next(group for group in GROUPS if group.name == name)
+    version = REFERENCES[name].rpartition(":")[2]
+    assert f"{group.module} {version} " in (REPO / "lab" / name / "go.mod").read_text()
 
 
 # --- seed -------------------------------------------------------------------------------------------------

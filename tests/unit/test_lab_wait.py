@@ -61,6 +61,51 @@ def test_a_deployment_is_available_in_its_newest_form_only():
     assert "0 of 1" in lab_wait.deployment_fault(deployment(updated=0))
 
 
+def api_service(*conditions):
+    return {"status": {"conditions": [dict(zip(("type", "status", "message"), item)) for item in conditions]}}
+
+
+@pytest.mark.parametrize(
+    ("service", "fault"),
+    [
+        (api_service(("Available", "True", "all checks passed")), ""),
+        (api_service(("Other", "True", ""), ("Available", "False", "no CA")), "is not available: no CA"),
+        (api_service(("Other", "True", "")), "has not been tried yet"),
+        ({}, "has not been tried yet"),
+        (None, "is not registered"),
+    ],
+)
+def test_an_api_of_another_server_is_available_or_says_why_not(service, fault):
+    assert lab_wait.api_fault(service) == fault
+
+
+def test_everything_asked_for_has_a_check_of_its_own():
+    found = {
+        "/apis/apiregistration.k8s.io/v1/apiservices/v1.x.io": api_service(("Available", "False", "down")),
+        "/apis/apps/v1/namespaces/ns/deployments/op": deployment(),
+        "/api/v1/nodes/a30": node(),
+    }
+
+    class Cluster:
+        def find(self, path):
+            return found[path]
+
+    wanted = {
+        "nodes": ["a30"],
+        "started": [],
+        "since": 0,
+        "deployments": ["ns/op"],
+        "apis": ["v1.x.io"],
+        "probes": [],
+    }
+    todo = lab_wait.checks(Cluster(), wanted)
+    assert {name: check() for name, check in todo.items()} == {
+        "node a30": "",
+        "deployment ns/op": "",
+        "API v1.x.io": "is not available: down",
+    }
+
+
 def test_waiting_asks_until_everything_was_good_once():
     answers = iter(["not yet", "", "never asked again"])
 

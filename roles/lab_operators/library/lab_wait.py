@@ -13,7 +13,7 @@ from ansible.module_utils.gpu_slices.kube_api import APPLY_PATCH, MERGE_PATCH, A
 
 DOCUMENTATION = """
 module: lab_wait
-short_description: Wait until nodes are Ready, deployments are available and webhooks answer
+short_description: Wait until nodes are Ready, deployments and APIs are available and webhooks answer
 description:
   - Asks for everything in turn until all of it is so, and says what is still missing when time is up.
   - A webhook answers when a dry run of an object that it has to admit is accepted.
@@ -25,6 +25,7 @@ options:
   started: {description: Those that were just started., type: list, elements: str, default: []}
   since: {description: "When they were started, seconds since 1970.", type: float, default: 0}
   deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
+  apis: {description: APIServices that must answer., type: list, elements: str, default: []}
   probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
   fingerprint: {description: Hash of what should have been put into the cluster., type: str, required: true}
   record: {description: Whether to record the fingerprint at the end., type: bool, default: false}
@@ -82,6 +83,18 @@ def deployment_fault(deployment: Mapping[str, Any] | None) -> str:
         return "has not been looked at by its controller"
     ready = min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0))
     return "" if ready >= wanted else f"has {ready} of {wanted} replicas available"
+
+
+def api_fault(service: Mapping[str, Any] | None) -> str:
+    """Why an API that another server answers for is not available; "" when it is."""
+    if service is None:
+        return "is not registered"
+    for condition in service.get("status", {}).get("conditions") or []:
+        if condition["type"] == "Available":
+            return (
+                "" if condition["status"] == "True" else f"is not available: {condition.get('message', '')}"
+            )
+    return "has not been tried yet"
 
 
 def recorded(api: KubeApi, wanted: Mapping[str, Any]) -> bool:
@@ -144,6 +157,9 @@ def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
     def deployment(name: str) -> Check:
         return lambda: deployment_fault(api.find(deployment_path(name)))
 
+    def aggregated(name: str) -> Check:
+        return lambda: api_fault(api.find(f"/apis/apiregistration.k8s.io/v1/apiservices/{name}"))
+
     def probe(definition: Mapping[str, Any]) -> Check:
         def ask() -> str:
             api.request("POST", plural_path(api, definition), dict(definition), params={"dryRun": "All"})
@@ -153,6 +169,7 @@ def checks(api: KubeApi, wanted: Mapping[str, Any]) -> dict[str, Check]:
 
     result = {f"node {name}": node(name) for name in wanted["nodes"]}
     result |= {f"deployment {name}": deployment(name) for name in wanted["deployments"]}
+    result |= {f"API {name}": aggregated(name) for name in wanted["apis"]}
     result |= {f"webhook for {item['kind']}": probe(item) for item in wanted["probes"]}
     return result
 
@@ -216,6 +233,7 @@ def main() -> None:
             "started": {"type": "list", "elements": "str", "default": []},
             "since": {"type": "float", "default": 0},
             "deployments": {"type": "list", "elements": "str", "default": []},
+            "apis": {"type": "list", "elements": "str", "default": []},
             "probes": {"type": "list", "elements": "dict", "default": []},
             "fingerprint": {"type": "str", "required": True},
             "record": {"type": "bool", "default": False},
