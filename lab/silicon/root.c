@@ -287,7 +287,7 @@ static int fail(const char *what)
 
 int root_make(const char *root, const char *bin, const char *version, int link_host)
 {
-    static const char *const programs[] = {"nvidia-smi", "lab-silicon"};
+    static const char *const programs[] = {"nvidia-smi", "nvidia-cuda-mps-control", "lab-silicon"};
     char path[700], from[700], text[256];
 
     path_in(path, sizeof(path), root, "dev/nvidia-caps");

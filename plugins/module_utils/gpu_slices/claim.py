@@ -207,7 +207,7 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
         metadata = manifest["metadata"]
         if manifest["kind"] == "Namespace":
             ours = namespace["labels"].get(MANAGED_BY) == MANAGER
-            if not namespace["found"] or (ours and not _within(metadata["labels"], namespace["labels"])):
+            if not namespace["found"] or (ours and not covers(metadata["labels"], namespace["labels"])):
                 plan["apply"].append(manifest)
             continue
         live = templates.get(metadata["name"])
@@ -218,12 +218,12 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
             plan["foreign"] = (
                 f"ResourceClaimTemplate {metadata['namespace']}/{metadata['name']} exists and is not ours"
             )
-        elif not _within(manifest["spec"], live["spec"]):
+        elif not covers(manifest["spec"], live["spec"]):
             plan["replace"] = True
             # A dry run of the new spec would be refused while the old object is still there.
             if not check_mode:
                 plan["apply"].append(manifest)
-        elif not _within(metadata["labels"], live["labels"]):
+        elif not covers(metadata["labels"], live["labels"]):
             plan["apply"].append(manifest)
     return plan
 
@@ -262,17 +262,17 @@ def claim_checks(
     return checks
 
 
-def _within(wanted: Any, live: Any) -> bool:
+def covers(wanted: Any, live: Any) -> bool:
     """Whether ``live`` says all that ``wanted`` says; the server adds defaults of its own."""
     if isinstance(wanted, Mapping):
         return isinstance(live, Mapping) and all(
-            key in live and _within(value, live[key]) for key, value in wanted.items()
+            key in live and covers(value, live[key]) for key, value in wanted.items()
         )
     if isinstance(wanted, (list, tuple)):
         return (
             isinstance(live, (list, tuple))
             and len(wanted) == len(live)
-            and all(_within(left, right) for left, right in zip(wanted, live))
+            and all(covers(left, right) for left, right in zip(wanted, live))
         )
     return bool(wanted == live)
 

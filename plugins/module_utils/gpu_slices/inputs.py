@@ -223,19 +223,19 @@ def label_faults(labels: Any) -> list[str]:
     return faults
 
 
-def _true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
     """A boolean as Ansible reads it from YAML or the command line."""
     return str(value).strip().lower() in ("true", "yes", "on", "1", "y", "t")
 
 
 def may_be_reached(host: Mapping[str, Any]) -> bool:
     """Whether Ansible may log in to a host (its variables)."""
-    return _true(host.get("gpu_slices_nodes_reachable", True))
+    return is_true(host.get("gpu_slices_nodes_reachable", True))
 
 
 def manages_layout(host: Mapping[str, Any]) -> bool:
     """Whether the MIG layout of a host (its variables) is ours to cut."""
-    return _true(host.get("mig_manage", True)) and may_be_reached(host)
+    return is_true(host.get("mig_manage", True)) and may_be_reached(host)
 
 
 def reach_faults(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -243,7 +243,7 @@ def reach_faults(hosts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     wrong = [
         name
         for name, host in hosts.items()
-        if host.get("mig_config") and _true(host.get("mig_manage", True)) and not may_be_reached(host)
+        if host.get("mig_config") and is_true(host.get("mig_manage", True)) and not may_be_reached(host)
     ]
     if not wrong:
         return []
@@ -312,9 +312,9 @@ def driver_faults(values: Any, namespace: str, managed: Iterable[str]) -> list[s
         return []
     faults = []
     gpus = _at(values, "resources", "gpus").get("enabled", True)
-    if not _true(gpus):
+    if not is_true(gpus):
         faults.append("dra_driver_values switches resources.gpus.enabled off: no GPU would be published.")
-    gates = {str(name) for name, on in _at(values, "featureGates").items() if _true(on)}
+    gates = {str(name) for name, on in _at(values, "featureGates").items() if is_true(on)}
     if "DynamicMIG" in gates:
         hosts = list(managed)
         if hosts:
@@ -325,7 +325,7 @@ def driver_faults(values: Any, namespace: str, managed: Iterable[str]) -> list[s
         clash = sorted(gates.intersection(_EXCLUDES_DYNAMIC_MIG))
         if clash:
             faults.append(f"featureGates.DynamicMIG excludes {', '.join(clash)}: keep one of them.")
-    if namespace == "default" and not _true(values.get("allowDefaultNamespace", False)):
+    if namespace == "default" and not is_true(values.get("allowDefaultNamespace", False)):
         faults.append("dra_driver_namespace is default, which the chart refuses: choose another.")
     return faults
 
