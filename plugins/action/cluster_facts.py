@@ -15,44 +15,31 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.cluster import WANTS, drop_stale_discovery, read
-from gpu_slices.kube_api import ApiFault, KubeApi
+from gpu_slices.cluster_action import ClusterAction
+from gpu_slices.kube_api import KubeApi
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "want": {"type": "list", "elements": "str", "required": True, "choices": list(WANTS)},
+        "namespace": {"type": "str"},
+        "rights": {"type": "list", "elements": "dict", "default": []},
+        "objects": {"type": "list", "elements": "dict", "default": []},
+        "release": {"type": "str"},
+        "release_namespace": {"type": "str"},
+        "refresh_discovery": {"type": "bool", "default": False},
+    }
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Ask and return the facts."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "kubeconfig": {"type": "path", "default": ""},
-                "context": {"type": "str", "default": ""},
-                "want": {"type": "list", "elements": "str", "required": True, "choices": list(WANTS)},
-                "namespace": {"type": "str"},
-                "rights": {"type": "list", "elements": "dict", "default": []},
-                "objects": {"type": "list", "elements": "dict", "default": []},
-                "release": {"type": "str"},
-                "release_namespace": {"type": "str"},
-                "refresh_discovery": {"type": "bool", "default": False},
-            }
-        )
-        try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
-            facts = read(api, arguments["want"], arguments)
-            stale = ""
-            if arguments["refresh_discovery"] and "apis" in facts:
-                stale = drop_stale_discovery(api, facts["apis"]["groups"])
-        except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from None
+        facts = read(api, arguments["want"], arguments)
+        stale = ""
+        if arguments["refresh_discovery"] and "apis" in facts:
+            stale = drop_stale_discovery(api, facts["apis"]["groups"])
         return {"changed": False, "facts": facts, "stale_cache": stale}

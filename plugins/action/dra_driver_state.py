@@ -17,13 +17,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.cluster import read
+from gpu_slices.cluster_action import ClusterAction
 from gpu_slices.driver_state import driver_checks, find_plugin, next_step, plugin_pods, waiting_for
 from gpu_slices.kube_api import ApiFault, KubeApi
 
@@ -35,8 +33,8 @@ LOG_LINES = 8
 class Driver:
     """The driver as one task sees it."""
 
-    def __init__(self, params: dict[str, Any]) -> None:
-        self.api = KubeApi.from_kubeconfig(params["kubeconfig"], params["context"])
+    def __init__(self, api: KubeApi, params: dict[str, Any]) -> None:
+        self.api = api
         self.nodes: list[str] = params["nodes"]
         self.hardware = {node: gpus for node, gpus in params["hardware"].items() if node in self.nodes}
         self.facts: dict[str, Any] = {}
@@ -96,34 +94,20 @@ class Driver:
         return told
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "nodes": {"type": "list", "elements": "str", "required": True},
+        "hardware": {"type": "dict", "default": {}},
+        "restart": {"type": "bool", "default": True},
+        "timeout": {"type": "int", "default": 120},
+    }
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the verdict."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "kubeconfig": {"type": "path", "default": ""},
-                "context": {"type": "str", "default": ""},
-                "nodes": {"type": "list", "elements": "str", "required": True},
-                "hardware": {"type": "dict", "default": {}},
-                "restart": {"type": "bool", "default": True},
-                "timeout": {"type": "int", "default": 120},
-            }
-        )
-        try:
-            return self._judge(arguments)
-        except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from None
-
-    def _judge(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Look, wait for the driver, restart where the picture is old, wait again."""
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Look, wait for the driver, restart where the picture is old, wait again; return the verdict."""
         started = time.monotonic()
-        driver = Driver(params)
+        driver = Driver(api, arguments)
         driver.look()
         restarted: list[str] = []
         while True:
@@ -131,12 +115,12 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 driver.facts, driver.nodes, driver.hardware, restarted=restarted, now=time.time()
             )
             if step == "restart":
-                if not params["restart"]:
+                if not arguments["restart"]:
                     break
                 restarted += nodes
                 if not self._task.check_mode:
                     driver.restart(nodes)
-            late = time.monotonic() - started > params["timeout"]
+            late = time.monotonic() - started > arguments["timeout"]
             if step in ("done", "stop") or self._task.check_mode or late:
                 break
             time.sleep(PAUSE)

@@ -15,13 +15,11 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices.cluster import MANAGER, read
+from gpu_slices.cluster_action import ClusterAction
 from gpu_slices.driver_state import find_plugin
 from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
 from gpu_slices.node_labels import (
@@ -36,46 +34,32 @@ from gpu_slices.node_labels import (
 )
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "nodes": {"type": "list", "elements": "str", "required": True},
+        "labels": {"type": "dict", "default": {}},
+        "chart_values": {"type": "dict", "default": {}},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    }
+    FAULTS = (ApiFault, LabelError)
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Read, plan, patch."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "kubeconfig": {"type": "path", "default": ""},
-                "context": {"type": "str", "default": ""},
-                "nodes": {"type": "list", "elements": "str", "required": True},
-                "labels": {"type": "dict", "default": {}},
-                "chart_values": {"type": "dict", "default": {}},
-                "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            }
-        )
-        try:
-            return self._apply(arguments)
-        except (ApiFault, LabelError) as fault:
-            raise AnsibleActionFail(str(fault)) from None
-
-    def _apply(self, wish: dict[str, Any]) -> dict[str, Any]:
-        """Bring every node to the wanted labels."""
-        api = KubeApi.from_kubeconfig(wish["kubeconfig"], wish["context"])
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Bring every node to the wanted labels: read, plan, patch."""
         facts = read(api, ["nodes", "daemonsets"])
         for question, fault in facts["errors"].items():
             raise LabelError(f"{question} cannot be read: {fault['message']}")
         plugin = find_plugin(facts)
-        if wish["state"] == "present":
-            nodes = pick_nodes(facts["nodes"], wish["nodes"])
-            planned = planned_daemonset(wish["chart_values"])
+        if arguments["state"] == "present":
+            nodes = pick_nodes(facts["nodes"], arguments["nodes"])
+            planned = planned_daemonset(arguments["chart_values"])
             wanted = {
-                name: labels_to_obey(former_labels(node), wish["labels"], plugin, planned)
+                name: labels_to_obey(former_labels(node), arguments["labels"], plugin, planned)
                 for name, node in nodes.items()
             }
         else:
-            nodes = {name: facts["nodes"][name] for name in wish["nodes"] if name in facts["nodes"]}
+            nodes = {name: facts["nodes"][name] for name in arguments["nodes"] if name in facts["nodes"]}
             wanted = {name: {} for name in nodes}
         plans = {name: plan_node(node, wanted[name]) for name, node in nodes.items()}
         patches = {name: patch_for(node, plans[name]) for name, node in nodes.items()}

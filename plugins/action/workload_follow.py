@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar
 
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices import inputs, judges
+from gpu_slices.cluster_action import ClusterAction
 from gpu_slices.kube_api import ApiFault, KubeApi
 from gpu_slices.report import artifacts_directory
 from gpu_slices.workload_follow import KINDS
@@ -49,44 +48,32 @@ _WORKLOAD = {
 }
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "phase": {"choices": ["prepare", "follow"], "required": True},
+        "stage": {"choices": list(inputs.STAGES), "required": True},
+        "namespace": {"required": True},
+        "workloads": {"type": "list", "elements": "dict", "options": _WORKLOAD, "required": True},
+        "manifests": {"type": "list", "elements": "dict", "default": []},
+        "together": {"type": "bool", "default": True},
+        "judge": {"choices": ["", *judges.STAGE], "default": ""},
+        "judge_arguments": {"type": "dict", "default": {}},
+        "timeout": {"type": "int", "default": 600},
+        "schedule_timeout": {"type": "int", "default": 120},
+        "require_cuda": {"type": "bool", "default": False},
+    }
+    FAULTS = (ApiFault, RunFault)
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Dispatch on the phase."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "phase": {"choices": ["prepare", "follow"], "required": True},
-                "stage": {"choices": list(inputs.STAGES), "required": True},
-                "namespace": {"required": True},
-                "workloads": {"type": "list", "elements": "dict", "options": _WORKLOAD, "required": True},
-                "manifests": {"type": "list", "elements": "dict", "default": []},
-                "together": {"type": "bool", "default": True},
-                "judge": {"choices": ["", *judges.STAGE], "default": ""},
-                "judge_arguments": {"type": "dict", "default": {}},
-                "timeout": {"type": "int", "default": 600},
-                "schedule_timeout": {"type": "int", "default": 120},
-                "require_cuda": {"type": "bool", "default": False},
-                "kubeconfig": {"default": ""},
-                "context": {"default": ""},
-            }
-        )
-        directory = self._templar.template((task_vars or {}).get("gpu_slices_artifacts_dir") or "")
         check_mode = bool(self._task.check_mode)
         if arguments["phase"] == "follow" and check_mode:
             return {"changed": False, "skipped": True}
-        try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
-            run = Run(api, arguments, artifacts_directory(directory, PROJECT), _saying(arguments["stage"]))
-            return run.prepare(check_mode) if arguments["phase"] == "prepare" else run.follow()
-        except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from None
-        except RunFault as fault:
-            raise AnsibleActionFail(str(fault)) from None
+        directory = self._templar.template(variables.get("gpu_slices_artifacts_dir") or "")
+        run = Run(api, arguments, artifacts_directory(directory, PROJECT), _saying(arguments["stage"]))
+        return run.prepare(check_mode) if arguments["phase"] == "prepare" else run.follow()
 
 
 def _saying(stage: str) -> Callable[[str, str], None]:

@@ -113,7 +113,6 @@ class Cluster:
 
 
 def judge(cluster, monkeypatch, *, check_mode=False, **params):
-    monkeypatch.setattr(action.KubeApi, "from_kubeconfig", lambda *_: cluster)
     monkeypatch.setattr(action, "PAUSE", 0.01)
     module = object.__new__(action.ActionModule)
     module._task = SimpleNamespace(check_mode=check_mode)
@@ -121,14 +120,12 @@ def judge(cluster, monkeypatch, *, check_mode=False, **params):
         {"uuid": "G", "mig_mode_current": "Enabled", "mig_devices": [{"uuid": "MIG-1", "profile": "1g.6gb"}]}
     ]
     wish = {
-        "kubeconfig": "",
-        "context": "",
         "nodes": ["a30"],
         "hardware": {"a30": gpus},
         "restart": True,
         "timeout": 5,
     }
-    result = module._judge({**wish, **params})
+    result = module.act(cluster, {**wish, **params}, {})
     return result, {check["id"]: check["status"] for check in result["checks"]}
 
 

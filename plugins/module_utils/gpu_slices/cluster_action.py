@@ -1,0 +1,38 @@
+"""What action plugins that ask a cluster have in common. Controller only."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+
+from .kube_api import ApiFault, KubeApi
+
+
+class ClusterAction(ActionBase):  # type: ignore[misc]
+    """An action with the arguments ``kubeconfig`` and ``context``, and those of its ``SPEC``.
+
+    Faults of the kinds in ``FAULTS`` fail the task with their sentence.
+    """
+
+    _requires_connection = False
+    _supports_check_mode = True
+
+    SPEC: ClassVar[dict[str, Any]] = {}
+    FAULTS: tuple[type[Exception], ...] = (ApiFault,)
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Check the arguments, open the API (nothing is sent yet) and act."""
+        super().run(tmp, task_vars)
+        spec = {"kubeconfig": {"type": "path", "default": ""}, "context": {"default": ""}, **self.SPEC}
+        _, arguments = self.validate_argument_spec(argument_spec=spec)
+        try:
+            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
+            return self.act(api, arguments, task_vars or {})
+        except self.FAULTS as fault:
+            raise AnsibleActionFail(str(fault)) from None
+
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """What the action does; returns the task's result."""
+        raise NotImplementedError
