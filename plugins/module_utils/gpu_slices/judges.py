@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from . import workload_log
+from . import callers, workload_log
 
 Check = Dict[str, Any]
 Member = Mapping[str, Any]
@@ -43,4 +43,6 @@ WORKLOAD: dict[str, WorkloadJudge] = {
     "end": _end,
 }
 
-STAGE: dict[str, StageJudge] = {}
+STAGE: dict[str, StageJudge] = {
+    "callers": callers.judge,
+}

@@ -223,7 +223,7 @@ def versions(log: str) -> dict[str, str]:
 
 def _judge_backend(seen: Mapping[str, Any], given: Device, cuda_required: bool) -> Check:
     backend = seen.get("backend")
-    found = f"torch {seen.get('torch')} on {backend}"
+    found = (f"torch {seen['torch']} " if seen.get("torch") else "") + f"on {backend}"
     total, limit = seen.get("cuda_memory_bytes") or 0, int(given.get("memory_bytes") or 0)
     fits = backend == "cpu" or limit * _CUDA_SHARE <= total <= limit
     if backend == "cuda":
