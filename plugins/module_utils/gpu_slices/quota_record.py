@@ -16,7 +16,7 @@ Times are RFC 3339 UTC: the cluster's own where it gives one, ours for what is o
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Mapping, Sequence
+from typing import Any, Callable, Container, Dict, Iterable, Mapping, Sequence
 
 from .workload_state import JOBSET_NAME, pods_of_claim
 
@@ -132,8 +132,7 @@ class Recorder:
             }
             job["pods"].append(found)
         if gone and not found["gone"]:
-            found["gone"] = at
-            self._say(job["name"], f"pod {found['name']} is gone")
+            self._gone(job, found, at)
 
     def claim(self, item: Object, gone: bool, at: str, devices: Sequence[Object] = ()) -> None:
         """A claim of a pod of one of the jobs; ``devices`` are those it was given."""
@@ -162,9 +161,7 @@ class Recorder:
             ]
             found["allocated_seq"] = self._next()
         if gone and not found["gone"]:
-            found["gone"], found["gone_seq"] = at, self._next()
-            held = ", ".join(str(d.get("uuid") or d.get("device")) for d in found["devices"])
-            self._say(job["name"], f"claim {found['name']} is gone" + (f", {held} is free" if held else ""))
+            self._gone(job, found, at)
 
     def event(self, item: Object) -> None:
         """An event about one of the TrainJobs or its Workload."""
@@ -184,6 +181,26 @@ class Recorder:
             return
         self._events.add((job["name"], line))
         job["events"].append({"at": event_time(item), "line": line})
+
+    def missing(self, kind: str, uids: Container[str], at: str) -> None:
+        """A list that was read anew, by UIDs: of what we know and it lacks, the end was missed."""
+        for job in self.jobs.values():
+            for found in job["pods" if kind == "pod" else "claims"]:
+                if found["uid"] not in uids and not found["gone"]:
+                    self._gone(job, found, at)
+
+    def note(self, name: str, text: str) -> None:
+        """Something to say about a job."""
+        self._say(name, text)
+
+    def _gone(self, job: Job, found: dict[str, Any], at: str) -> None:
+        found["gone"] = at
+        if "devices" not in found:
+            self._say(job["name"], f"pod {found['name']} is gone")
+            return
+        found["gone_seq"] = self._next()
+        held = ", ".join(str(d.get("uuid") or d.get("device")) for d in found["devices"])
+        self._say(job["name"], f"claim {found['name']} is gone" + (f", {held} is free" if held else ""))
 
     def look(self, name: str, at: str, *, suspend: bool, pods: int, claims: int) -> None:
         """What a look at a job that has to wait found."""
@@ -239,7 +256,7 @@ def waits(job: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def most_at_once(jobs: Sequence[Mapping[str, Any]]) -> int:
-    """The largest number of jobs that held quota at the same time; in Kueue's own order, told by one watch."""
+    """The largest number of jobs that held quota at once; the order is that of one watch."""
     steps = sorted(
         (
             (entry["seq"], job["name"], entry)
