@@ -28,7 +28,13 @@ class Mps:
 
     def run(self, *args: str, text: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [PROGRAM, *args], env=self.env, input=text, capture_output=True, text=True, check=False, timeout=20
+            [PROGRAM, *args],
+            env=self.env,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
         )
 
     def log(self) -> str:
@@ -87,7 +93,10 @@ def test_a_second_one_is_refused(mps: Mps) -> None:
         (f"set_default_device_pinned_mem_limit {UUID} 0M", "Invalid limit: 0M"),
         (f"set_default_device_pinned_mem_limit {UUID} 2", "Invalid limit: 2"),
         ("make_tea", "Unknown or incomplete command: make_tea"),
-        ("set_default_device_pinned_mem_limit", "Unknown or incomplete command: set_default_device_pinned_mem_limit"),
+        (
+            "set_default_device_pinned_mem_limit",
+            "Unknown or incomplete command: set_default_device_pinned_mem_limit",
+        ),
     ],
 )
 def test_wrong_orders_are_answered_and_change_nothing(mps: Mps, line: str, answer: str) -> None:

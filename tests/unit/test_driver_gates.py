@@ -47,7 +47,11 @@ def test_all_alpha_gates_can_be_on_together(given, name, on):
         ("nvidia-dra-driver-gpu-25.3.2", ["x:y"], "25.3.2"),
         ("nvidia-dra-driver-gpu-25.8.0-rc.2", [], "25.8.0-rc.2"),
         ("", ["docker.io/lab/dra-driver-nvidia-gpu:v0.4.1"], "0.4.1"),
-        ("", ["registry.example.com:5000/k8s-dra-driver-gpu:v25.12.0-ubi9@sha256:" + "0" * 64], "25.12.0-ubi9"),
+        (
+            "",
+            ["registry.example.com:5000/k8s-dra-driver-gpu:v25.12.0-ubi9@sha256:" + "0" * 64],
+            "25.12.0-ubi9",
+        ),
         ("", ["registry.example.com:5000/driver@sha256:" + "0" * 64], ""),
         ("", ["registry.example.com:5000/driver"], ""),
         ("", ["driver:latest"], ""),

@@ -27,7 +27,27 @@ MIG = {
     "parent_uuid": "GPU-1",
     "memory_bytes": 5952 * 2**20,
 }
-GPU = {"kind": "gpu", "name": "NVIDIA A30", "uuid": "GPU-1", "parent_uuid": "", "memory_bytes": 24 * 2**30}
+GPU = {
+    "kind": "gpu",
+    "name": "NVIDIA A30",
+    "uuid": "GPU-1",
+    "parent_uuid": "",
+    "memory_bytes": 24 * 2**30,
+    "sharing": {
+        "compute_mode": "Exclusive_Process",
+        "timeslice": "Long",
+        "mps_pipe_directory": "",
+        "mps_daemon": False,
+    },
+}
+POLICIES = """\
++--------------------------------------+
+| GPU compute policies:                |
+| GPU     Name             Value       |
+|======================================|
+|   0     Timeslice        {}|
++--------------------------------------+
+"""
 
 
 class Library:
@@ -91,6 +111,9 @@ class Library:
         attributes._obj.memory_mib = 5952
         return 0
 
+    def _nvmlDeviceGetComputeMode(self, _gpu: Any, mode: Any) -> int:
+        return self._set(mode, 3)
+
     @staticmethod
     def _nvmlDeviceGetMemoryInfo(_device: Any, memory: Any) -> int:
         memory._obj.total = 24 * 2**30
@@ -112,7 +135,44 @@ class TestNvml:
 
     def test_a_gpu_without_mig(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvml, _ = opened(monkeypatch, nvmlDeviceGetMigMode=3)
+        monkeypatch.setattr(slice_device, "time_slice", lambda: "Long")
         assert nvml.devices() == [GPU]
+
+    def test_how_a_gpu_is_shared_by_mps(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        nvml, _ = opened(monkeypatch, nvmlDeviceGetMigMode=3)
+        monkeypatch.setattr(slice_device, "time_slice", lambda: "")
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        seen = nvml.devices()[0]["sharing"]
+        assert (seen["mps_pipe_directory"], seen["mps_daemon"]) == (str(tmp_path), False)
+        (tmp_path / "control").touch()
+        assert nvml.devices()[0]["sharing"]["mps_daemon"] is True
+
+    def test_a_compute_mode_that_is_not_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nvml, _ = opened(monkeypatch, nvmlDeviceGetMigMode=3, nvmlDeviceGetComputeMode=3)
+        monkeypatch.setattr(slice_device, "time_slice", lambda: "")
+        assert nvml.devices()[0]["sharing"]["compute_mode"] == ""
+
+    @pytest.mark.parametrize(
+        ("code", "value", "told"),
+        [
+            (0, "Long        ", "Long"),
+            (0, "MEDIUM      ", "Medium"),
+            (0, "Default     |\n|   1     Timeslice        Long        ", ""),
+            (0, "", ""),
+            (255, "Long        ", ""),
+        ],
+    )
+    def test_the_time_slice(self, tmp_path: Path, code: int, value: str, told: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        text = POLICIES.format(value) if value else "No devices were found\n"
+        program.write_text(
+            f"#!/bin/sh\n[ \"$*\" = 'compute-policy --list' ] || exit 2\ncat <<'.'\n{text}.\nexit {code}\n"
+        )
+        program.chmod(0o755)
+        assert slice_device.time_slice(str(program)) == told
+
+    def test_no_nvidia_smi_tells_no_time_slice(self, tmp_path: Path) -> None:
+        assert slice_device.time_slice(str(tmp_path / "none")) == ""
 
     def test_memory_where_a_driver_knows_no_attributes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvml, _ = opened(monkeypatch, nvmlDeviceGetAttributes_v2=3)

@@ -1,7 +1,8 @@
 """The DRA driver's feature gates for sharing a GPU: which one a strategy needs, and whether it is on.
 
-Pure functions. From 25.8 on the driver refuses a sharing strategy whose gate is off, when it prepares the device:
-long after the pod was scheduled. So the gates are read from the DaemonSet beforehand. Up to 25.3 there were none.
+Pure functions. From 25.8 on the driver refuses a sharing strategy whose gate is off, when it prepares the
+device: long after the pod was scheduled. So the gates are read from the DaemonSet beforehand. Up to 25.3
+there were none.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ Object = Dict[str, Any]
 TIME_SLICING, MPS = "TimeSlicing", "MPS"
 # Strategy -> the gate without which the driver refuses it.
 GATES = {TIME_SLICING: "TimeSlicingSettings", MPS: "MPSSupport"}
-# With this gate on, the driver sets a GPU back to its default compute mode when a claim lets go of it. MPS leaves
-# it in EXCLUSIVE_PROCESS otherwise, in which the next claim's second process finds no room.
+# With this gate on, the driver sets a GPU back to its default compute mode when a claim lets go of it. MPS
+# leaves it in EXCLUSIVE_PROCESS otherwise, in which the next claim's second process finds no room.
 RESET = "TimeSlicingSettings"
 # The first release with gates, in the numbering that NVIDIA used then (25.8); 0.4 came after 25.12.
 _FIRST_WITH_GATES = (25, 8)
@@ -64,7 +65,7 @@ def helm_gates(mode: str, strategy: str, chart_version: str) -> Object:
     """Chart values that switch on what the mode needs; empty where nothing is to be switched."""
     if mode != "shared" or strategy not in GATES or not has_gates(str(chart_version).lstrip("v")):
         return {}
-    return {"featureGates": {name: True for name in gates_for(strategy)}}
+    return {"featureGates": dict.fromkeys(gates_for(strategy), True)}
 
 
 def setting(gate: str) -> str:

@@ -7,10 +7,15 @@ need not hold nvidia-ml-py. Works on Python 3.8 and newer.
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import subprocess
 from typing import Any
 
 _OK, _NOT_SUPPORTED, _NOT_FOUND, _INVALID = 0, 3, 6, 2
 _MIB = 1024 * 1024
+# As nvidia-smi prints them, by NVML's number.
+_COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 
 
 class DeviceError(RuntimeError):
@@ -61,7 +66,7 @@ class Nvml:
     def devices(self) -> list[dict[str, Any]]:
         """What the process can use: MIG devices, and GPUs that are not in MIG mode.
 
-        Each is {kind: mig|gpu, name, uuid, parent_uuid ("" for a GPU), memory_bytes}.
+        Each is {kind: mig|gpu, name, uuid, parent_uuid ("" for a GPU), memory_bytes}; a GPU has sharing too.
         """
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -70,7 +75,7 @@ class Nvml:
             gpu = ctypes.c_void_p()
             self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(gpu))
             if not self._mig_mode(gpu):
-                found.append(self._describe("gpu", gpu, ""))
+                found.append({**self._describe("gpu", gpu, ""), "sharing": self._sharing(gpu)})
                 continue
             parent = self._text("nvmlDeviceGetUUID", gpu)
             found += [self._describe("mig", device, parent) for device in self._mig_devices(gpu)]
@@ -106,6 +111,19 @@ class Nvml:
             "memory_bytes": self._memory(kind, device),
         }
 
+    def _sharing(self, gpu: ctypes.c_void_p) -> dict[str, Any]:
+        """How several processes may use the GPU, as far as a container can see; "" where it cannot."""
+        mode = ctypes.c_uint()
+        code = self._library.nvmlDeviceGetComputeMode(gpu, ctypes.byref(mode))
+        known = code == _OK and mode.value < len(_COMPUTE_MODES)
+        pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "")
+        return {
+            "compute_mode": _COMPUTE_MODES[mode.value] if known else "",
+            "timeslice": time_slice(),
+            "mps_pipe_directory": pipes,
+            "mps_daemon": bool(pipes) and os.path.exists(os.path.join(pipes, "control")),
+        }
+
     def _memory(self, kind: str, device: ctypes.c_void_p) -> int:
         if kind == "mig":
             attributes = _Attributes()
@@ -130,6 +148,23 @@ class Nvml:
         self._library.nvmlErrorString.restype = ctypes.c_char_p
         text = self._library.nvmlErrorString(code) or b"unknown error"
         raise DeviceError(f"{function}: {text.decode()} (code {code})")
+
+
+def time_slice(program: str = "nvidia-smi") -> str:
+    """The time slice of the one GPU here, "Default" to "Long", which NVML does not tell; "" if unknown."""
+    try:
+        done = subprocess.run(
+            [program, "compute-policy", "--list"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    told = re.findall(r"\bTimeslice\s+(\w+)", done.stdout) if done.returncode == 0 else []
+    return told[0].capitalize() if len(told) == 1 else ""
 
 
 def only_device(devices: list[dict[str, Any]], profile: str = "") -> dict[str, Any]:
