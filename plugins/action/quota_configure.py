@@ -94,8 +94,8 @@ class _Change:
         self._restart(self.manager["arguments"] if self.plan["arguments"] else [])
         raise AnsibleActionFail(
             f"Kueue ({self.manager['namespace']}/{self.manager['name']}) did not come up within "
-            f"{self.timeout} s with {', '.join(self.plan['said'])}: {state}. Its former configuration was put "
-            "back; see the log of its newest pod for what it refuses."
+            f"{self.timeout} s with {', '.join(self.plan['said'])}: {state}. Its former configuration was "
+            "put back; see the log of its newest pod for what it refuses."
         )
 
     def _write(self, text: str, version: str = "") -> None:

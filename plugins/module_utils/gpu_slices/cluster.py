@@ -17,6 +17,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable
 
+from . import kueue
 from .resource_slices import DRIVER, merge_slices, with_holders
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ WANTS = (
     "plugin_pods",
     "claim_templates",
     "helm_release",
+    "kueue",
 )
 
 TRAINER_CRDS = {
@@ -438,6 +440,33 @@ def _ask_helm_release(api: KubeApi, options: Object) -> Callable[[], Any]:
     return ask
 
 
+def _ask_kueue(api: KubeApi, _options: Object) -> Callable[[], Any]:
+    """Kueue as it is installed (see kueue.py); without its API nothing but that."""
+
+    def ask() -> Object:
+        group = api.find(f"/apis/{kueue.GROUP}") or {}
+        facts: Object = {
+            "served": [str(version["version"]) for version in group.get("versions") or []],
+            "managers": [],
+            "config": kueue.trim_config(None, ""),
+            "started": "",
+        }
+        if not facts["served"]:
+            return facts
+        found = [item for item in _items(api, "/apis/apps/v1/deployments") if kueue.is_manager(item)]
+        facts["managers"] = [kueue.trim_manager(item) for item in found]
+        if len(found) == 1:
+            manager = facts["managers"][0]
+            base = f"/api/v1/namespaces/{manager['namespace']}"
+            selector = ",".join(f"{key}={value}" for key, value in sorted(manager["selector"].items()))
+            config = api.find(f"{base}/configmaps/{manager['config_map']}") if manager["config_map"] else None
+            facts["config"] = kueue.trim_config(config, manager["config_key"])
+            facts["started"] = kueue.started(_items(api, f"{base}/pods", {"labelSelector": selector}))
+        return facts
+
+    return ask
+
+
 def latest_release(secrets: Iterable[Object]) -> Object:
     """What Helm recorded about the newest revision of a release.
 
@@ -490,6 +519,7 @@ _QUESTIONS: dict[str, Callable[[KubeApi, Object], Callable[[], Any]]] = {
     "plugin_pods": _ask_plugin_pods,
     "claim_templates": _ask_claim_templates,
     "helm_release": _ask_helm_release,
+    "kueue": _ask_kueue,
 }
 
 
