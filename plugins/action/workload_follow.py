@@ -6,12 +6,13 @@ is not run again, and when that is so of all, ``settled`` is true. Failed or dou
 another name of the same component, are deleted. ``phase: follow`` follows the workloads side by side to
 their end, judges them and records what they were given.
 
-Arguments: ``phase``, ``stage``, ``namespace``, ``workloads`` [{``kind`` Pod | TrainJob | Job | VolcanoJob,
-``name``, ``container``, ``judge`` (a name in judges.WORKLOAD), ``profile``, ``world`` (pods that it has),
-``ok`` (last line of its log, for the judges that take it), ``id`` (its row among several)}], ``manifests``
-(rendered objects), ``together`` (several workloads prove something only together: all run again, or none),
-``judge`` and ``judge_arguments`` (what they prove together: a name in judges.STAGE), ``timeout`` and
-``schedule_timeout`` (s), ``require_cuda``, ``kubeconfig``, ``context``.
+Arguments: ``phase``, ``stage``, ``part`` (for a stage that follows several groups: names its files),
+``namespace``, ``workloads`` [{``kind`` Pod | TrainJob | Job | VolcanoJob, ``name``, ``container``, ``judge``
+(a name in judges.WORKLOAD), ``profile``, ``world`` (pods that it has), ``ok`` (last line of its log, for the
+judges that take it), ``id`` (its row among several)}], ``manifests`` (rendered objects), ``together``
+(several workloads prove something only together: all run again, or none), ``judge`` and ``judge_arguments``
+(what they prove together: a name in judges.STAGE), ``timeout`` and ``schedule_timeout`` (s),
+``require_cuda``, ``kubeconfig``, ``context``.
 
 Returns ``checks`` for gpu_check (the verdict is gpu_check's: a workload that failed does not fail this
 task), ``settled``, ``exists``, ``pods`` [{name, node, devices}]. In check mode nothing is deleted and nothing
@@ -54,6 +55,7 @@ class ActionModule(ClusterAction):
     SPEC: ClassVar[dict[str, Any]] = {
         "phase": {"choices": ["prepare", "follow"], "required": True},
         "stage": {"choices": list(inputs.STAGES), "required": True},
+        "part": {"default": ""},
         "namespace": {"required": True},
         "workloads": {"type": "list", "elements": "dict", "options": _WORKLOAD, "required": True},
         "manifests": {"type": "list", "elements": "dict", "default": []},

@@ -188,6 +188,16 @@ def test_logs_and_evidence_of_earlier_runs_go_and_nothing_else(tmp_path: Path) -
     assert list((tmp_path / "evidence").iterdir()) == []
 
 
+def test_a_part_of_a_stage_has_files_of_its_own(tmp_path: Path) -> None:
+    for name in ("logs/smoke-gpu-slices-1.log", "logs/smoke-root-gpu-slices-1.log"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    run = run_of(None, tmp_path)
+    run.files = "smoke-root"
+    run._clear()
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["smoke-gpu-slices-1.log"]
+
+
 def test_check_mode_shows_and_touches_nothing(tmp_path: Path) -> None:
     server = Server(pod(phase="Failed"), pod("former"))
     result = prepare(server, tmp_path, check_mode=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from . import callers, workload_log
+from . import callers, crowd, isolation, workload_log
 
 Check = Dict[str, Any]
 Member = Mapping[str, Any]
@@ -45,4 +45,7 @@ WORKLOAD: dict[str, WorkloadJudge] = {
 
 STAGE: dict[str, StageJudge] = {
     "callers": callers.judge,
+    "crowd": crowd.judge,
+    "isolation": isolation.judge,
+    "isolation_root": isolation.judge_root,
 }

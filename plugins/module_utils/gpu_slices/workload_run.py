@@ -48,14 +48,16 @@ class RunFault(Exception):
 class Run:
     """The workloads of one stage and what is to be done with them.
 
-    ``settings``: stage, namespace, workloads [{kind, name, container, profile, judge, world, ok, id}],
-    manifests, together, judge, judge_arguments, require_cuda, timeout and schedule_timeout (s). ``say`` gets
-    ("note", text) and ("log", line).
+    ``settings``: stage, part (of the stage: its files carry the name), namespace, workloads [{kind, name,
+    container, profile, judge, world, ok, id}], manifests, together, judge, judge_arguments, require_cuda,
+    timeout and schedule_timeout (s). ``say`` gets ("note", text) and ("log", line).
     """
 
     def __init__(self, api: KubeApi, settings: Mapping[str, Any], artifacts: Path, say: Say) -> None:
         self.api, self.settings, self.artifacts, self.say = api, settings, artifacts, say
         self.stage = str(settings["stage"])
+        # How the files of this run are called: a stage may follow several groups of workloads.
+        self.files = "-".join(text for text in (self.stage, str(settings.get("part") or "")) if text)
         self.namespace = str(settings["namespace"])
         self.workloads: list[dict[str, Any]] = [dict(item) for item in settings["workloads"]]
         self.targets = [
@@ -99,7 +101,7 @@ class Run:
                     self.say("log", workload_log.last_line(pod["log"] or ""))
         gone = [(self.targets[i], items[i]) for i in stale] + others
         if not check_mode:
-            write_atomic(self.artifacts / "manifests" / f"{self.stage}.yaml", text)
+            write_atomic(self.artifacts / "manifests" / f"{self.files}.yaml", text)
             self._delete([(target, item) for target, item in gone if item])
         missing = not settled and not all(keep)
         result: dict[str, Any] = {
@@ -302,16 +304,16 @@ class Run:
 
     def _clear(self) -> None:
         """Drop logs and evidence of this stage's earlier runs: the report is about this one."""
-        for path in (self.artifacts / "logs").glob(f"{self.stage}-{PREFIX}*.log"):
+        for path in (self.artifacts / "logs").glob(f"{self.files}-{PREFIX}*.log"):
             path.unlink()
-        for path in (self.artifacts / "evidence").glob(f"{self.stage}-{PREFIX}*"):
+        for path in (self.artifacts / "evidence").glob(f"{self.files}-{PREFIX}*"):
             shutil.rmtree(path)
 
     def _keep(self, index: int, outcome: Outcome, checks: list[Check]) -> None:
         """Write the logs, and after a failure all that a person wants to see."""
         for pod in outcome.pods:
             if pod["log"]:
-                write_atomic(self.artifacts / "logs" / f"{self.stage}-{pod['name']}.log", pod["log"])
+                write_atomic(self.artifacts / "logs" / f"{self.files}-{pod['name']}.log", pod["log"])
         if self.several and outcome.pods:
             last = workload_log.last_line(outcome.pods[0]["log"] or "")
             self.say("log", f"{self.label(index)}: {last}")
@@ -439,7 +441,7 @@ class Run:
 
     def _save(self, target: Target, outcome: Outcome) -> list[str]:
         """Everything a person wants to see after a failure, as files; returns their names."""
-        folder = self.artifacts / "evidence" / f"{self.stage}-{target.name}"
+        folder = self.artifacts / "evidence" / f"{self.files}-{target.name}"
         wanted: dict[str, Callable[[], Any]] = {
             "workload.yaml": lambda: self.api.find(target.path),
             "pods.yaml": lambda: self.api.get(target.pods, target.pod_selector),
