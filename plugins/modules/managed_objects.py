@@ -157,13 +157,13 @@ def _list(
     api: KubeApi, kinds: tuple[Kind, ...], namespace: str, everything: bool = False
 ) -> list[tuple[Kind, dict[str, Any]]]:
     """Our objects of these kinds; those that others own only with ``everything``. Unknown kinds hold none."""
-    answers, faults = api.parallel({kind.plural: _question(api, kind, namespace) for kind in kinds})
+    answers, faults = api.parallel({kind.path(): _question(api, kind, namespace) for kind in kinds})
     for fault in faults.values():
         raise fault
     return [
         (kind, item)
         for kind in kinds
-        for item in (answers[kind.plural] or {}).get("items") or []
+        for item in (answers[kind.path()] or {}).get("items") or []
         if everything or removable(item)
     ]
 

@@ -30,6 +30,9 @@ _RESOURCE = "/apis/resource.k8s.io/v1"
 STEPS: tuple[tuple[Kind, ...], ...] = (
     (
         Kind(_TRAINER, "trainjobs", "TrainJob"),
+        Kind("/apis/batch/v1", "cronjobs", "CronJob"),
+        Kind("/apis/batch/v1", "jobs", "Job"),
+        Kind("/apis/batch.volcano.sh/v1alpha1", "jobs", "Volcano Job"),
         Kind("/api/v1", "pods", "Pod"),
     ),
     (

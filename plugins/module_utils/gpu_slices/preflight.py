@@ -14,7 +14,17 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable
 
-from .cluster import DRA_GROUP, DRA_RESOURCES, MANAGED_BY, MANAGER, PLUGIN_CONTAINER, PLUGIN_NAMESPACE
+from .callers import VOLCANO_GROUP
+from . import kueue
+from .cluster import (
+    DRA_GROUP,
+    DRA_RESOURCES,
+    KUEUE_NAMESPACE,
+    MANAGED_BY,
+    MANAGER,
+    PLUGIN_CONTAINER,
+    PLUGIN_NAMESPACE,
+)
 from .kube_version import KUBERNETES_ADVISED, KUBERNETES_NEEDED, kubernetes_verdict, runtime_cdi, show
 from .resource_slices import profile_slug
 
@@ -29,7 +39,7 @@ _GRANT = (*_WRITE, "escalate", "bind")
 WORKLOADS = {"smoke", "sft", "crowd", "shared", "quota", "callers", "recipe"}
 TRAINJOBS = {"sft", "crowd", "shared", "quota", "recipe"}
 # (verbs, API group, resource, where); where is "" for the whole cluster, "own" for the workloads' namespace,
-# "driver" for that of the driver.
+# "driver" for that of the driver, "kueue" for that of Kueue.
 _Right = Any
 _CLAIMING: list[_Right] = [
     ((*_WRITE, *_READ), DRA_GROUP, "resourceclaimtemplates", "own"),
@@ -80,8 +90,29 @@ RIGHTS: dict[str, list[_Right]] = {
     "sft": _TRAINING,
     "crowd": _TRAINING,
     "shared": _TRAINING,
-    "quota": _TRAINING,
-    "callers": [*_CLAIMING],
+    "quota": [
+        *_TRAINING,
+        (("list",), "apps", "deployments", ""),
+        (("get",), "", "configmaps", "kueue"),
+        (("list",), "", "pods", "kueue"),
+        (_WRITE, DRA_GROUP, "deviceclasses", ""),
+        (_WRITE, kueue.GROUP, "resourceflavors", ""),
+        (_WRITE, kueue.GROUP, "clusterqueues", ""),
+        (_WRITE, kueue.GROUP, "workloadpriorityclasses", ""),
+        (_WRITE, kueue.GROUP, "localqueues", "own"),
+        (_READ, kueue.GROUP, "workloads", "own"),
+    ],
+    "kueue_configure": [
+        (("get", "patch"), "", "configmaps", "kueue"),
+        (("get", "patch"), "apps", "deployments", "kueue"),
+    ],
+    "callers": [
+        *_CLAIMING,
+        (_WRITE, "", "pods", "own"),
+        ((*_WRITE, *_READ), "batch", "jobs", "own"),
+        ((*_WRITE, *_READ), "batch", "cronjobs", "own"),
+        ((*_WRITE, *_READ), VOLCANO_GROUP, "jobs", "own"),
+    ],
     "recipe": _TRAINING,
 }
 
@@ -94,11 +125,14 @@ def needed_rights(settings: Object) -> list[Object]:
         groups.append("driver_install")
     if settings.get("namespace_create") and WORKLOADS & set(stages):
         groups.append("namespace_create")
+    if "quota" in stages and settings.get("kueue_configure"):
+        groups.append("kueue_configure")
     places = {
         "": "",
         "own": str(settings.get("namespace", "")),
         # Somebody else's driver may be in any namespace: that is looked up when the rights are asked for.
         "driver": str(settings["driver_namespace"]) if settings.get("driver_install") else PLUGIN_NAMESPACE,
+        "kueue": KUEUE_NAMESPACE,
     }
     rights: dict[tuple[str, str, str, str], Object] = {}
     for group in groups:
@@ -122,6 +156,8 @@ def named_objects(settings: Object) -> list[Object]:
     }
     for stage in WORKLOADS.intersection(settings["stages"]):
         wanted.add(("ConfigMap", f"gpu-slices-{stage}", "/api/v1"))
+        if stage == "callers":
+            wanted.add(("CronJob", "gpu-slices-callers", "/apis/batch/v1"))
         if stage in TRAINJOBS:
             wanted.add(("TrainingRuntime", f"gpu-slices-{stage}", "/apis/trainer.kubeflow.org/v1alpha1"))
     return [
@@ -133,6 +169,42 @@ def named_objects(settings: Object) -> list[Object]:
             "path": f"{base}/namespaces/{namespace}/{kind.lower()}s/{name}",
         }
         for kind, name, base in sorted(wanted)
+    ] + (_quota_objects(settings) if "quota" in settings["stages"] else [])
+
+
+def _quota_objects(settings: Object) -> list[Object]:
+    """The objects of the stage quota that are not of every stage; most have no namespace."""
+    dra, queues = f"/apis/{DRA_GROUP}/v1", f"/apis/{kueue.GROUP}/{kueue.VERSIONS[0]}"
+    profiles = settings.get("profiles") or []
+    own = str(settings["namespace"])
+    classes = [] if settings.get("kueue_class") else [kueue.class_name(p) for p in profiles]
+    teams = [f"gpu-slices-quota-{team}" for team in ("team-a", "team-b")]
+    levels = [f"gpu-slices-quota-{level}" for level in ("low", "high")]
+    wanted = [
+        *(("DeviceClass", name, f"{dra}/deviceclasses", "") for name in classes),
+        *(
+            (
+                "ResourceClaimTemplate",
+                f"gpu-slices-quota-{profile_slug(p)}",
+                f"{dra}/namespaces/{own}/resourceclaimtemplates",
+                own,
+            )
+            for p in profiles
+        ),
+        ("ResourceFlavor", "gpu-slices-quota", f"{queues}/resourceflavors", ""),
+        *(("ClusterQueue", name, f"{queues}/clusterqueues", "") for name in teams),
+        *(("LocalQueue", name, f"{queues}/namespaces/{own}/localqueues", own) for name in teams),
+        *(("WorkloadPriorityClass", name, f"{queues}/workloadpriorityclasses", "") for name in levels),
+    ]
+    return [
+        {
+            "id": f"{kind}/{name}",
+            "kind": kind,
+            "namespace": where,
+            "name": name,
+            "path": f"{collection}/{name}",
+        }
+        for kind, name, collection, where in wanted
     ]
 
 
@@ -155,6 +227,8 @@ def preflight_checks(facts: Object, settings: Object) -> list[Check]:
         checks.append(_names(facts, settings))
     if stages & TRAINJOBS:
         checks.append(_trainer(facts))
+    if "quota" in stages:
+        checks += _quota(facts, settings)
     return checks
 
 
@@ -353,7 +427,10 @@ def _rights(facts: Object) -> Check:
     if unread:
         return unread
     rights = facts["access"]
-    denied = [right for right in rights if not right["allowed"]]
+    served = (facts.get("apis") or {}).get("groups") or {}
+    # Where Volcano is not installed nothing is asked of it.
+    missing = {VOLCANO_GROUP} - set(served)
+    denied = [right for right in rights if not right["allowed"] and right["group"] not in missing]
     if not denied:
         return check(
             "rights", asked, f"all {len(rights)} rights are granted", evidence={"asked": len(rights)}
@@ -537,7 +614,8 @@ def _names(facts: Object, settings: Object) -> Check:
         found = objects.get(str(item["id"]))
         labels = ((found or {}).get("metadata") or {}).get("labels") or {}
         if found and labels.get(MANAGED_BY) != MANAGER:
-            foreign.append(f"{item['kind']} {item['namespace']}/{item['name']}")
+            place = f"{item['namespace']}/" if item["namespace"] else ""
+            foreign.append(f"{item['kind']} {place}{item['name']}")
     if foreign:
         return check(
             "names",
@@ -545,7 +623,12 @@ def _names(facts: Object, settings: Object) -> Check:
             f"{', '.join(foreign)} exists and is not ours",
             "fail",
             needed=f"no such object, or one labelled {MANAGED_BY}={MANAGER}",
-            fix="rename or remove it, or choose another gpu_slices_namespace",
+            fix="rename or remove it, or choose another gpu_slices_namespace"
+            + (
+                " (for a DeviceClass: name it in quota_device_class)"
+                if any(name.startswith("DeviceClass") for name in foreign)
+                else ""
+            ),
             finding="name_taken",
             evidence={"foreign": foreign},
         )
@@ -598,6 +681,21 @@ def _trainer(facts: Object) -> Check:
         f"Trainer {release}, JobSet {', '.join(trainer['jobsets']['versions'])}",
         evidence=evidence,
     )
+
+
+def _quota(facts: Object, settings: Object) -> list[Check]:
+    """Whether Kueue can do what the stage quota proves; which profile it is may be known only later."""
+    unread = _unread(facts, "kueue", "kueue", "Is Kueue installed?")
+    if unread:
+        return [unread]
+    profiles = settings.get("profiles") or []
+    classes = {kueue.class_name(p): kueue.resource_name(p) for p in profiles}
+    if settings.get("kueue_class"):
+        resource = settings.get("kueue_resource") or next(iter(classes.values()), "")
+        classes = {str(settings["kueue_class"]): str(resource)}
+    features = (facts.get("trainer") or {}).get("features") or {}
+    configure = bool(settings.get("kueue_configure"))
+    return kueue.checks(facts["kueue"], features, classes, configure=configure, whole=False)
 
 
 _CRD_NAMES = {
