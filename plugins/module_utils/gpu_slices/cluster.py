@@ -32,6 +32,8 @@ LABELS_ANNOTATION = "gpu-slices.dev/labels"
 PLUGIN_CONTAINER = "gpus"
 # In a right: whatever namespace the driver's kubelet plugin turns out to be in.
 PLUGIN_NAMESPACE = "@driver"
+# Whatever namespace Kueue's controller is in.
+KUEUE_NAMESPACE = "@kueue"
 DRA_GROUP = "resource.k8s.io"
 DRA_RESOURCES = ("deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices")
 
@@ -361,8 +363,14 @@ def _ask_access(api: KubeApi, options: Object) -> Callable[[], Any]:
 
     def ask() -> list[Object]:
         rights = list(options.get("rights") or [])
-        if any(right.get("namespace") == PLUGIN_NAMESPACE for right in rights):
-            rights = _placed(rights, _ask_daemonsets(api, options)())
+        asked = {right.get("namespace") for right in rights}
+        if PLUGIN_NAMESPACE in asked:
+            found = [item for item in _ask_daemonsets(api, options)() if item["role"] == "dra"]
+            rights = _placed(rights, PLUGIN_NAMESPACE, found)
+        if KUEUE_NAMESPACE in asked:
+            deployments = _items(api, "/apis/apps/v1/deployments")
+            managers = [kueue.trim_manager(item) for item in deployments if kueue.is_manager(item)]
+            rights = _placed(rights, KUEUE_NAMESPACE, managers)
         # Whoever may do everything needs one question, not forty.
         if review({"verb": "*", "group": "*", "resource": "*"}):
             return [{**right, "allowed": True} for right in rights]
@@ -376,15 +384,14 @@ def _ask_access(api: KubeApi, options: Object) -> Callable[[], Any]:
     return ask
 
 
-def _placed(rights: list[Object], daemonsets: list[Object]) -> list[Object]:
-    """The rights with the plugin's namespace filled in; without a plugin nothing is needed there."""
-    found = [item["namespace"] for item in daemonsets if item["role"] == "dra"]
+def _placed(rights: list[Object], place: str, found: list[Object]) -> list[Object]:
+    """The rights with the namespace of what was found filled in; without it nothing is needed there."""
     placed = []
     for right in rights:
-        if right.get("namespace") != PLUGIN_NAMESPACE:
+        if right.get("namespace") != place:
             placed.append(right)
         elif found:
-            placed.append({**right, "namespace": found[0]})
+            placed.append({**right, "namespace": found[0]["namespace"]})
     return placed
 
 

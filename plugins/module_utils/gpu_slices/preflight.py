@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable
 
-from .callers import VOLCANO_GROUP
 from . import kueue
+from .callers import VOLCANO_GROUP
 from .cluster import (
     DRA_GROUP,
     DRA_RESOURCES,
