@@ -11,7 +11,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.gpu_slices.kube_api import ApiFault, KubeApi
 from ansible.module_utils.gpu_slices.managed import (
     SELECTOR,
-    STEPS,
     Kind,
     describe,
     foreign,
@@ -19,6 +18,7 @@ from ansible.module_utils.gpu_slices.managed import (
     holds_text,
     ours,
     removable,
+    steps,
     stuck_text,
 )
 
@@ -109,10 +109,12 @@ def main() -> None:
 
 def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list[str], list[dict[str, str]]]:
     """Remove step by step what is there now. Returns what went, and the namespaces that stay."""
-    found = [_list(api, step, params["namespace"]) for step in STEPS]
+    versions = (api.find("/apis/kueue.x-k8s.io") or {}).get("versions") or []
+    order = steps(version["version"] for version in versions)
+    found = [_list(api, step, params["namespace"]) for step in order]
     names: list[str] = []
     kept: dict[str, str] = {}
-    for step, items in zip(STEPS, found):
+    for step, items in zip(order, found):
         # Looked at only now, when our own objects are gone.
         kept.update(
             _kept(api, [item["metadata"]["name"] for kind, item in items if kind.kind == "Namespace"])
@@ -176,6 +178,8 @@ def _question(api: KubeApi, kind: Kind, namespace: str) -> Any:
         except ApiFault as fault:
             if fault.kind != "forbidden":
                 raise
+            if kind.optional:
+                return None
             if kind.namespaced:
                 found = api.find(kind.path(namespace), {"labelSelector": SELECTOR})
                 return found

@@ -309,12 +309,15 @@ class Cluster:
         self.going: dict[str, int] = {}
         self.linger = linger
         self.order: list[str] = []
+        self.kueue: list[str] = []
 
     def add(self, plural: str, name: str, **more: Any) -> None:
         metadata = {"name": name, "namespace": NS, "uid": name, **more}
         self.objects.setdefault(plural, []).append({"metadata": metadata})
 
-    def find(self, path: str, params: dict[str, str]) -> dict[str, Any] | None:
+    def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+        if path == "/apis/kueue.x-k8s.io":
+            return {"versions": [{"version": version} for version in self.kueue]} if self.kueue else None
         assert params == {"labelSelector": "app.kubernetes.io/managed-by=gpu-slices"}
         plural = path.rsplit("/", 1)[1]
         if plural == "trainingruntimes" and plural not in self.objects:
@@ -398,6 +401,45 @@ def test_workloads_go_before_what_they_use(module: Any) -> None:
     places = {name: place for place, name in enumerate(cluster.order)}
     assert places["pods/smoke"] < places["resourceclaimtemplates/template"] < places[f"namespaces/{NS}"]
     assert not any(cluster.objects.values())
+
+
+@pytest.mark.parametrize(
+    ("served", "version"), [(["v1beta1"], "v1beta1"), (["v1beta2", "v1beta1"], "v1beta2")]
+)
+def test_queues_go_before_their_flavor_by_the_version_that_is_served(
+    module: Any, served: list[str], version: str
+) -> None:
+    paths = []
+
+    class Watched(Cluster):
+        def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            paths.append(path)
+            return super().request(method, path, body)
+
+    cluster = Watched()
+    cluster.kueue = served
+    for plural in ("resourceflavors", "clusterqueues", "workloadpriorityclasses", "deviceclasses"):
+        cluster.objects[plural] = [{"metadata": {"name": "x", "uid": "u"}}]
+    cluster.add("localqueues", "x")
+    cluster.add("trainjobs", "job")
+    remove_all(module, cluster)
+    order = [path.split("/")[-2] for path in paths]
+    assert order[:2] == ["trainjobs", "localqueues"]
+    assert order.index("clusterqueues") < order.index("resourceflavors") == len(order) - 1
+    assert f"/apis/kueue.x-k8s.io/{version}/clusterqueues/x" in paths
+    assert "/apis/resource.k8s.io/v1/deviceclasses/x" in paths
+
+
+def test_who_may_not_list_queues_has_made_none(module: Any) -> None:
+    class Narrow(Cluster):
+        def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+            if "clusterqueues" in path or "deviceclasses" in path:
+                raise ApiFault("forbidden", "no", 403)
+            return super().find(path, params)
+
+    cluster = Narrow()
+    cluster.add("configmaps", "scripts")
+    assert remove_all(module, cluster) == [f"ConfigMap {NS}/scripts"]
 
 
 def test_what_is_owned_goes_with_its_owner_and_is_waited_for(module: Any) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple
 
+from . import kueue
+
 LABEL, MANAGER = "app.kubernetes.io/managed-by", "gpu-slices"
 SELECTOR = f"{LABEL}={MANAGER}"
 
 
 class Kind(NamedTuple):
-    """A kind: API prefix ("/api/v1"), plural, kind, and whether it has namespaces."""
+    """A kind: API prefix ("/api/v1"), plural, kind, and whether it has namespaces.
+
+    ``optional``: who may not list it has not made any either.
+    """
 
     prefix: str
     plural: str
     kind: str
     namespaced: bool = True
+    optional: bool = False
 
     def path(self, namespace: str = "") -> str:
         """API path of all its objects, or of those in one namespace."""
@@ -24,6 +30,7 @@ class Kind(NamedTuple):
 
 _TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
 _RESOURCE = "/apis/resource.k8s.io/v1"
+_KUEUE = f"/apis/{kueue.GROUP}/{kueue.VERSIONS[0]}"
 
 # A pod can end only while the driver is there to take its device back, and a runtime or claim template is in
 # use as long as there are pods: so one step after the other, each gone before the next begins.
@@ -40,9 +47,28 @@ STEPS: tuple[tuple[Kind, ...], ...] = (
         Kind(_RESOURCE, "resourceclaimtemplates", "ResourceClaimTemplate"),
         Kind(_TRAINER, "trainingruntimes", "TrainingRuntime"),
         Kind("/api/v1", "configmaps", "ConfigMap"),
+        Kind(_KUEUE, "localqueues", "LocalQueue", optional=True),
     ),
+    # A ResourceFlavor stays as long as a ClusterQueue names it.
+    (
+        Kind(_KUEUE, "clusterqueues", "ClusterQueue", namespaced=False, optional=True),
+        Kind(_KUEUE, "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False, optional=True),
+        Kind(_RESOURCE, "deviceclasses", "DeviceClass", namespaced=False, optional=True),
+    ),
+    (Kind(_KUEUE, "resourceflavors", "ResourceFlavor", namespaced=False, optional=True),),
     (Kind("/api/v1", "namespaces", "Namespace", namespaced=False),),
 )
+
+
+def steps(kueue_versions: Iterable[str]) -> tuple[tuple[Kind, ...], ...]:
+    """STEPS with the version of Kueue's API that is served."""
+    served = list(kueue_versions)
+    version = next((v for v in kueue.VERSIONS if v in served), kueue.VERSIONS[0])
+    here = f"/apis/{kueue.GROUP}/{version}"
+    return tuple(
+        tuple(kind._replace(prefix=here) if kind.prefix == _KUEUE else kind for kind in step)
+        for step in STEPS
+    )
 
 
 def ours(item: Mapping[str, Any]) -> bool:
