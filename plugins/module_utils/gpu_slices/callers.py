@@ -18,6 +18,7 @@ from .workload_state import condition
 CALLERS = ("pod", "job", "cronjob", "kfp", "volcano")
 VOLCANO_GROUP = "batch.volcano.sh"
 VOLCANO_ABSENT = "rendered and schema-checked, not run: Volcano not installed"
+ORIGIN = "gpu-slices.dev/made-from"
 # Pods that the Indexed Job starts at once.
 JOB_PODS = 2
 
@@ -205,13 +206,22 @@ def executor_manifest(
     pull_policy: str = "",
 ) -> Object:
     """The executor's pod as an object. Pull secrets: in KFP those of the runs' service account."""
-    spec = executor_pod(documents, parameters)
+    read = list(documents)
+    pipeline, _ = _documents(read)
+    spec = executor_pod(read, parameters)
     if list(pull_secrets):
         spec["imagePullSecrets"] = [{"name": secret} for secret in pull_secrets]
     if pull_policy:
         spec["containers"][0]["imagePullPolicy"] = pull_policy
     spec["containers"][0]["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    metadata = {"name": "x", "namespace": namespace, "labels": dict(_LABELS)}
+    task = next(iter(pipeline["root"]["dag"]["tasks"]))
+    origin = f"pipeline {pipeline['pipelineInfo']['name']}, task {task}, {pipeline['sdkVersion']}"
+    metadata = {
+        "name": "x",
+        "namespace": namespace,
+        "labels": dict(_LABELS),
+        "annotations": {ORIGIN: origin},
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -272,10 +282,12 @@ def plan(
         "names": {},
     }
     proved = {job["metadata"]["name"] for job in finished_jobs if condition(job, "Complete")}
-    for caller in (one for one in CALLERS if one in set(enabled)):
+    wanted = [caller for caller in CALLERS if caller in set(enabled)]
+    made["rows"].append(_hooks_row({caller: drafts[caller] for caller in wanted}, claim["template"]))
+    for caller in wanted:
         draft = copy.deepcopy(dict(drafts[caller]))
         if caller == "volcano":
-            made["rows"] += _volcano_rows(draft, schema, claim["template"], volcano_served)
+            made["rows"] += _volcano_rows(draft, schema, volcano_served)
             if not volcano_served:
                 continue
         name = made["names"][caller] = f"gpu-slices-callers-{caller}-{_digest(scripts, draft)}"
@@ -285,8 +297,11 @@ def plan(
             continue
         if caller == "cronjob":
             made["cronjob"], made["manual"] = draft, job_of_cronjob(draft, name)
+            made["rows"].append(_cronjob_row(draft, made["manual"]))
         else:
             draft["metadata"]["name"] = name
+        if caller == "kfp":
+            made["rows"].append(_kfp_row(draft, claim["template"]))
         made["manifests"].append(draft)
         made["workloads"].append(
             {
@@ -319,20 +334,75 @@ def _too_few(profile: str, free: int) -> Check:
     }
 
 
-def _volcano_rows(draft: Object, schema: Mapping[str, Any], template: str, served: bool) -> list[Check]:
-    version = str(schema["source"])
-    faults = schema_faults(draft, schema)
-    for task in draft["spec"]["tasks"]:
-        faults += hook_faults(task["template"]["spec"], template)
+def pod_spec(manifest: Object) -> Object:
+    """The spec of the pods that an object leads to."""
+    spec: Object = manifest["spec"]
+    if manifest["kind"] == "CronJob":
+        spec = spec["jobTemplate"]["spec"]
+    if spec.get("tasks"):
+        spec = spec["tasks"][0]
+    return dict(spec["template"]["spec"]) if "template" in spec else spec
+
+
+def _hooks_row(drafts: Mapping[str, Object], template: str) -> Check:
+    faults = [
+        f"{caller}: {fault}"
+        for caller, draft in drafts.items()
+        for fault in hook_faults(pod_spec(draft), template)
+    ]
+    return _row(
+        "hooks",
+        f"each caller's pod has both hooks, a claim from {template} and a container that uses it",
+        f"in the pods of {', '.join(drafts)}",
+        faults,
+        "correct the caller's template in roles/callers",
+    )
+
+
+def _cronjob_row(cronjob: Object, job: Object) -> Check:
+    same = job["spec"] == cronjob["spec"]["jobTemplate"]["spec"]
+    return _row(
+        "cronjob-job",
+        "the CronJob's jobTemplate is proved without waiting for the clock",
+        f"CronJob {cronjob['metadata']['name']} is applied suspended; Job {job['metadata']['name']} is made "
+        "from its jobTemplate as kubectl create job --from makes one",
+        [] if same else [f"Job {job['metadata']['name']} is not made from the jobTemplate"],
+        "correct job_of_cronjob in gpu_slices/callers.py",
+    )
+
+
+def _kfp_row(pod: Object, template: str) -> Check:
+    spec = pod["spec"]
+    command = " ".join([*spec["containers"][0]["command"], *spec["containers"][0]["args"]])
+    return _row(
+        "kfp-pod",
+        "the compiled pipeline's task carries the claim into its executor's pod",
+        f"{pod['metadata']['annotations'][ORIGIN]}: {command}; run without KFP's launcher and Argo's containers",
+        hook_faults(spec, template),
+        "compile roles/callers/files/pipeline.py again",
+    )
+
+
+def _row(name: str, asked: str, found: str, faults: Sequence[str], fix: str) -> Check:
+    return {
+        "id": name,
+        "status": "fail" if faults else "pass",
+        "asked": asked,
+        "found": "; ".join(faults) or found,
+        "needed": "no fault",
+        "fix": fix if faults else "",
+    }
+
+
+def _volcano_rows(draft: Object, schema: Mapping[str, Any], served: bool) -> list[Check]:
     rows = [
-        {
-            "id": "volcano-schema",
-            "status": "fail" if faults else "pass",
-            "asked": "the Volcano Job has both hooks and only fields of Volcano's own type",
-            "found": "; ".join(faults) or f"no fault by the types of {version}",
-            "needed": "no fault",
-            "fix": "correct roles/callers/templates/volcano.yaml.j2" if faults else "",
-        }
+        _row(
+            "volcano-schema",
+            "the Volcano Job has only fields and values of Volcano's own type",
+            f"no fault by the types of {schema['source']}",
+            schema_faults(draft, schema),
+            "correct roles/callers/templates/volcano.yaml.j2",
+        )
     ]
     if not served:
         rows.append(
