@@ -531,6 +531,18 @@ def _mappings(
             finding="kueue_mapping_sources",
             evidence=evidence,
         )
+    hidden = sorted(r for r in {**classes, **mapped}.values() if kueue_config.excluded(config, r))
+    if hidden:
+        return _check(
+            "kueue_mapping",
+            asked,
+            f"{', '.join(hidden)} is left out of all quotas by resources.excludeResourcePrefixes",
+            "fail",
+            needed="a name that no excluded prefix matches",
+            fix="take the prefix out of Kueue's configuration and restart it, or map the class otherwise",
+            finding="kueue_mapping_excluded",
+            evidence=evidence,
+        )
     if classes and (not missing or (mapped and not whole)):
         listed = ", ".join(f"{name} as {known[name]}" for name in mapped)
         return _check("kueue_mapping", asked, listed, evidence=evidence)
