@@ -22,27 +22,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "plugins/module_uti
 from gpu_slices import model_size
 
 
-def _llama(
-    hidden: int, layers: int, heads: int, kv: int, mlp: int, vocabulary: int, tied: bool
-) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-        "intermediate_size": mlp,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": tied,
-    }
+def _llama(*sizes: int, tied: bool) -> dict[str, Any]:
+    names = (
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("intermediate_size", "vocab_size"),
+    )
+    return {**dict(zip(names, sizes)), "tie_word_embeddings": tied}
 
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2-124m": {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
-    "qwen2.5-0.5b": _llama(896, 24, 14, 2, 4864, 151936, True),
-    "qwen2.5-1.5b": _llama(1536, 28, 12, 2, 8960, 151936, True),
-    "llama3.2-3b": _llama(3072, 28, 24, 8, 8192, 128256, True),
-    "llama2-7b": _llama(4096, 32, 32, 32, 11008, 32000, False),
-    "qwen2.5-7b": _llama(3584, 28, 28, 4, 18944, 152064, False),
+    "qwen2.5-0.5b": _llama(896, 24, 14, 2, 4864, 151936, tied=True),
+    "qwen2.5-1.5b": _llama(1536, 28, 12, 2, 8960, 151936, tied=True),
+    "llama3.2-3b": _llama(3072, 28, 24, 8, 8192, 128256, tied=True),
+    "llama2-7b": _llama(4096, 32, 32, 32, 11008, 32000, tied=False),
+    "qwen2.5-7b": _llama(3584, 28, 28, 4, 18944, 152064, tied=False),
 }
 CASES: list[dict[str, Any]] = [
     *({"model": name, "batch": 1, "sequence": 512} for name in MODELS),
@@ -58,10 +52,11 @@ STEPS = 4
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Train some steps of one case; runs in the child process."""
-    import pynvml
-    import torch
-    import transformers
-    from peft import LoraConfig, get_peft_model
+    # Not needed to print the help, nor by the parent of the processes that measure.
+    import pynvml  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415
 
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -158,9 +153,8 @@ def main() -> int:
         rows.append(
             (name, real["allocated"], real["reserved"], real["device"], guess["total"], guess["needed"])
         )
-    print(
-        f"\n{'case':64} {'allocated':>10} {'reserved':>10} {'device':>10} {'estimate':>10} {'needed':>10}  GiB"
-    )
+    heads = ("allocated", "reserved", "device", "estimate", "needed")
+    print(f"\n{'case':64} " + " ".join(f"{head:>10}" for head in heads) + "  GiB")
     for name, *sizes in rows:
         print(f"{name:64} " + " ".join(f"{size / 2**30:10.2f}" for size in sizes))
     return 1 if low else 0

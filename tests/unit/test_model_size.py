@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_slices.model_size import ModelSizeError, estimate, parse_parameters, sl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+ROOT = Path(__file__).resolve().parents[2]
 A30 = ["1g.6gb", "2g.12gb", "4g.24gb"]
 
 # From the models' own config.json.
@@ -87,6 +89,29 @@ class TestTheGuidesRules:
         kept = estimate("1.5B", sequence=2048, gradient_checkpointing=False)["parts"]["activations"]
         again = estimate("1.5B", sequence=2048)["parts"]["activations"]
         assert kept > 8 * again
+
+
+MEASURED = json.loads((ROOT / "tests/fixtures/model-size/h200-lora.json").read_text())["rows"]
+
+
+def _measured_case(row):
+    spec = importlib.util.spec_from_file_location("measure_lora", ROOT / "tests/device/measure_lora.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.estimated(row["case"])
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: " ".join(map(str, row["case"].values())))
+class TestBesideAnH200:
+    """What tests/device/measure_lora.py found on the real card."""
+
+    def test_the_estimate_holds_what_was_used_and_wastes_little(self, row):
+        made = _measured_case(row)
+        assert row["device"] <= made["needed"] <= 1.25 * row["device"]
+
+    def test_trained_weights_are_counted_right(self, row):
+        if row["case"]["model"] != "gpt2-124m":
+            assert _measured_case(row)["trainable"] == row["trainable"]
 
 
 class TestParts:
@@ -310,8 +335,7 @@ class TestMonotone:
 
 
 def test_the_filter_raises_what_ansible_shows():
-    path = Path(__file__).resolve().parents[2] / "plugins/filter/model.py"
-    spec = importlib.util.spec_from_file_location("model_filters", path)
+    spec = importlib.util.spec_from_file_location("model_filters", ROOT / "plugins/filter/model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     slice_filter = module.FilterModule().filters()["slice_for_model"]
