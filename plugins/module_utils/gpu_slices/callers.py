@@ -377,7 +377,8 @@ def _kfp_row(pod: Object, template: str) -> Check:
     return _row(
         "kfp-pod",
         "the compiled pipeline's task carries the claim into its executor's pod",
-        f"{pod['metadata']['annotations'][ORIGIN]}: {command}; run without KFP's launcher and Argo's containers",
+        f"{pod['metadata']['annotations'][ORIGIN]}: {command}; run without KFP's launcher and Argo's "
+        "containers",
         hook_faults(spec, template),
         "compile roles/callers/files/pipeline.py again",
     )
