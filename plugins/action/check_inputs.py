@@ -24,7 +24,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices import inputs
+from gpu_slices import inputs, shared
 from gpu_slices.mig_geometry import LayoutError
 from gpu_slices.mig_layout import layout_faults, merge_configs
 
@@ -50,7 +50,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         variables = task_vars or {}
         settings = arguments["settings"]
         tags, skipped = variables["ansible_run_tags"], variables["ansible_skip_tags"]
-        chosen = inputs.chosen_stages(tags, skipped, arguments["stages"])
+        mode = str(settings["gpu_slices_mode"])
+        chosen = inputs.chosen_stages(tags, skipped, arguments["stages"], mode)
         # This runs in every play, also in those of stages that the tags leave out.
         stages = [stage for stage in arguments["stages"] or chosen if stage in chosen]
         # Every role depends on gate 1, so a run comes here once a play; looking again would find the same.
@@ -68,13 +69,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         nodes = {host: str(mine.get("gpu_slices_node_name") or host) for host, mine in gpu.items()}
         layouts, found = _layouts(gpu, settings)
         faults += inputs.duplicate_node_faults(nodes) + found
-        shared = values[variables["inventory_hostname"]]
-        if boolean(shared.get("dra_driver_install", False), strict=False):
-            namespace = str(shared.get("dra_driver_namespace") or "")
-            faults += inputs.driver_faults(shared.get("dra_driver_values"), namespace, layouts)
+        mine = values[variables["inventory_hostname"]]
+        faults += shared.mode_faults(mode, "gpu_slices_mode" in mine)
+        if boolean(mine.get("dra_driver_install", False), strict=False):
+            namespace = str(mine.get("dra_driver_namespace") or "")
+            faults += inputs.driver_faults(mine.get("dra_driver_values"), namespace, layouts)
+            faults += shared.gate_faults(mine, mode)
+        faults += shared.input_faults(mine, mode, str(settings["gpu_slices_profile"]))
         faults += inputs.value_faults(settings, stages)
-        faults += dict.fromkeys(fault for mine in values.values() for fault in inputs.number_faults(mine))
-        faults += inputs.label_faults(shared.get("gpu_nodes_labels"))
+        faults += dict.fromkeys(fault for one in values.values() for fault in inputs.number_faults(one))
+        faults += inputs.label_faults(mine.get("gpu_nodes_labels"))
         message = inputs.compose(faults)
         if message:
             return {"changed": False, "failed": True, "msg": message}

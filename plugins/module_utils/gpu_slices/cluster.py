@@ -115,6 +115,8 @@ def trim_daemonset(daemonset: Object) -> Object:
         "role": _role(metadata["name"], labels, containers, images),
         "containers": containers,
         "images": images,
+        "feature_gates": _environment(pod, PLUGIN_CONTAINER, "FEATURE_GATES"),
+        "rolling": (daemonset["spec"].get("updateStrategy") or {}).get("type", "RollingUpdate") != "OnDelete",
         "selector": dict((daemonset["spec"].get("selector") or {}).get("matchLabels") or {}),
         "node_selector": dict(pod.get("nodeSelector") or {}),
         "affinity_terms": affinity_terms(pod),
@@ -125,6 +127,16 @@ def trim_daemonset(daemonset: Object) -> Object:
         "ready": int(status.get("numberReady") or 0),
         "updated": int(status.get("updatedNumberScheduled") or 0),
     }
+
+
+def _environment(pod: Object, container: str, variable: str) -> str:
+    """The value of a container's environment variable; "" where it has none or takes it from elsewhere."""
+    for item in pod.get("containers") or []:
+        if item.get("name") == container:
+            for entry in item.get("env") or []:
+                if entry.get("name") == variable:
+                    return str(entry.get("value") or "")
+    return ""
 
 
 def _role(name: str, labels: dict[str, str], containers: list[str], images: list[str]) -> str:
@@ -171,6 +183,7 @@ def trim_pod(pod: Object) -> Object:
         "name": metadata["name"],
         "uid": str(metadata.get("uid", "")),
         "node": str((pod.get("spec") or {}).get("nodeName") or ""),
+        "feature_gates": _environment(pod.get("spec") or {}, PLUGIN_CONTAINER, "FEATURE_GATES"),
         "phase": str(status.get("phase", "")),
         "ready": ready.get("status") == "True",
         "ready_since": str(ready.get("lastTransitionTime") or ""),

@@ -57,6 +57,9 @@ def waiting_for(facts: Object, nodes: Iterable[str], hardware: Mapping[str, list
     pods = plugin_pods(facts)
     published = {pool["node"]: pool for pool in facts["slices"]["pools"] if pool["node"]}
     stale = stale_nodes(facts, hardware)
+    plugin = find_plugin(facts)
+    # A pod that its DaemonSet is about to replace knows nothing of the new gates.
+    gates = plugin.get("feature_gates") if plugin and plugin.get("rolling") else None
     lacking = {}
     for node in nodes:
         pod = pods.get(node)
@@ -64,6 +67,8 @@ def waiting_for(facts: Object, nodes: Iterable[str], hardware: Mapping[str, list
             lacking[node] = "no plugin pod"
         elif not pod["ready"]:
             lacking[node] = "the plugin pod is not Ready"
+        elif gates is not None and pod.get("feature_gates", gates) != gates:
+            lacking[node] = "the plugin pod has the former feature gates"
         elif node not in published:
             lacking[node] = "no ResourceSlice"
         elif not published[node]["complete"]:

@@ -37,6 +37,8 @@ RUNTIME_FACTS = ("mig_gpus", "mig_changed", "slice_claim_result")
 STAGES = ("preflight", "enable-driver", "smoke", "sft", "crowd", "shared", "quota", "callers", "recipe")
 # Stages that run only where they are asked for by name.
 OPTIONAL = ("crowd", "shared", "quota", "callers", "recipe")
+# Those of a whole run that ask for a slice.
+SLICE_STAGES = ("smoke", "sft")
 STAGES_WITH_IMAGE = ("smoke", "sft", "crowd", "shared", "quota", "callers")
 
 _PROFILE = re.compile(r"^\d+g\.(\d+)gb(\+[a-z0-9.]+)*$")
@@ -47,6 +49,7 @@ _NUMBERS = {
             *("dra_driver_timeout", "mig_timeout", "teardown_timeout"),
             *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
             *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
+            *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
         ),
         (0.0, math.inf),
     ),
@@ -63,18 +66,24 @@ _NEAR = 0.92
 Faults = Dict[str, Any]
 
 
-def chosen_stages(run_tags: Iterable[str], skip_tags: Iterable[str], asked: Iterable[str] = ()) -> list[str]:
+def chosen_stages(
+    run_tags: Iterable[str], skip_tags: Iterable[str], asked: Iterable[str] = (), mode: str = "mig"
+) -> list[str]:
     """The stages that a run's tags select, in order. ``all`` selects every stage but the optional ones.
 
     So does ``preflight`` alone: it is asked what would stand in the way of a whole run. An optional stage is
-    selected by its own tag, or by ``all`` in a play of its own (``asked``).
+    selected by its own tag, or by ``all`` in a play of its own (``asked``). In mode ``shared`` a whole run
+    has stage shared in place of those that need a slice.
     """
     tags, skipped, named = set(run_tags), set(skip_tags), set(asked)
+    left_out = set(OPTIONAL)
+    if mode == "shared":
+        left_out = (left_out | set(SLICE_STAGES)) - {"shared"}
     everything = not tags or bool(tags & {"all", "tagged"}) or tags == {"preflight"}
     return [
         stage
         for stage in STAGES
-        if (stage in tags or (everything and (stage in named or stage not in OPTIONAL)))
+        if (stage in tags or (everything and (stage in named or stage not in left_out)))
         and stage not in skipped
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from . import callers, crowd, isolation, workload_log
+from . import callers, crowd, isolation, shared, workload_log
 
 Check = Dict[str, Any]
 Member = Mapping[str, Any]
@@ -48,4 +48,5 @@ STAGE: dict[str, StageJudge] = {
     "crowd": crowd.judge,
     "isolation": isolation.judge,
     "isolation_root": isolation.judge_root,
+    "shared": shared.judge,
 }

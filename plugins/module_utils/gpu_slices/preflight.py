@@ -7,7 +7,7 @@ A check that warns or fails has its diagnosis id in ``evidence["finding"]`` and,
 
     {"nodes": [Kubernetes node names], "stages": [...], "namespace": "gpu-slices", "namespace_create": True,
      "driver_install": False, "driver_namespace": "…", "mig_manage": True,
-     "profiles": ["1g.6gb"]}
+     "profiles": ["1g.6gb"], "mode": "mig" | "shared", "strategy": "TimeSlicing" | "MPS"}
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .cluster import (
     PLUGIN_CONTAINER,
     PLUGIN_NAMESPACE,
 )
+from .driver_gates import GATES, MPS, RESET, is_on, read_gates, setting
 from .kube_version import KUBERNETES_ADVISED, KUBERNETES_NEEDED, kubernetes_verdict, runtime_cdi, show
 from .resource_slices import profile_slug
 
@@ -89,17 +90,18 @@ RIGHTS: dict[str, list[_Right]] = {
     "smoke": [*_CLAIMING, (_WRITE, "", "pods", "own")],
     "sft": _TRAINING,
     "crowd": _TRAINING,
-    "shared": _TRAINING,
+    "shared": [*_TRAINING, (_WRITE, DRA_GROUP, "resourceclaims", "own")],
+    "shared_mps": [(("list",), "apps", "deployments", "driver")],
     "quota": [
         *_TRAINING,
         (("list",), "apps", "deployments", ""),
         (("get",), "", "configmaps", "kueue"),
         (("list",), "", "pods", "kueue"),
-        (_WRITE, DRA_GROUP, "deviceclasses", ""),
-        (_WRITE, kueue.GROUP, "resourceflavors", ""),
-        (_WRITE, kueue.GROUP, "clusterqueues", ""),
-        (_WRITE, kueue.GROUP, "workloadpriorityclasses", ""),
-        (_WRITE, kueue.GROUP, "localqueues", "own"),
+        ((*_WRITE, "list"), DRA_GROUP, "deviceclasses", ""),
+        ((*_WRITE, "list"), kueue.GROUP, "resourceflavors", ""),
+        ((*_WRITE, "list"), kueue.GROUP, "clusterqueues", ""),
+        ((*_WRITE, "list"), kueue.GROUP, "workloadpriorityclasses", ""),
+        ((*_WRITE, "list"), kueue.GROUP, "localqueues", "own"),
         (_READ, kueue.GROUP, "workloads", "own"),
     ],
     "kueue_configure": [
@@ -123,6 +125,8 @@ def needed_rights(settings: Object) -> list[Object]:
     groups = list(stages)
     if "enable-driver" in stages and settings.get("driver_install"):
         groups.append("driver_install")
+    if "shared" in stages and settings.get("strategy") == MPS:
+        groups.append("shared_mps")
     if settings.get("namespace_create") and WORKLOADS & set(stages):
         groups.append("namespace_create")
     if "quota" in stages and settings.get("kueue_configure"):
@@ -154,6 +158,8 @@ def named_objects(settings: Object) -> list[Object]:
     wanted = {
         ("ResourceClaimTemplate", f"mig-{profile_slug(p)}", dra) for p in settings.get("profiles") or []
     }
+    if "shared" in settings["stages"]:
+        wanted.add(("ResourceClaim", "gpu-slices-shared", dra))
     for stage in WORKLOADS.intersection(settings["stages"]):
         wanted.add(("ConfigMap", f"gpu-slices-{stage}", "/api/v1"))
         if stage == "callers":
@@ -220,6 +226,8 @@ def preflight_checks(facts: Object, settings: Object) -> list[Check]:
     if stages & {"enable-driver", *WORKLOADS}:
         checks.append(_driver(facts, settings))
         checks.append(_owners(facts, nodes))
+    if "shared" in stages:
+        checks.append(_sharing(facts, settings))
     if "enable-driver" in stages and settings.get("mig_manage"):
         checks.append(_static(facts, settings))
     if stages & WORKLOADS:
@@ -497,6 +505,81 @@ def _driver(facts: Object, settings: Object) -> Check:
         needed="the driver",
         fix="set dra_driver_install: true, or install the chart yourself",
         finding="plugin_not_found",
+    )
+
+
+def _sharing(facts: Object, settings: Object) -> Check:
+    """Whether the driver lets a GPU be shared as asked: it says no only when it prepares the device."""
+    strategy = str(settings.get("strategy") or "TimeSlicing")
+    gate, also = GATES[strategy], ""
+    asked = f"Does the driver let a GPU be shared by {strategy}?"
+    unread = _unread(facts, "daemonsets", "sharing_gate", asked)
+    if unread:
+        return unread
+    plugins = [item for item in facts["daemonsets"] if item["role"] == "dra"]
+    serving = next((item for item in plugins if PLUGIN_CONTAINER in item["containers"]), None)
+    shared = settings.get("mode") == "shared"
+    installs = bool("enable-driver" in settings["stages"] and settings.get("driver_install"))
+    if serving is None:
+        text = f"this run installs it with {setting(gate)}" if installs and shared else "there is none"
+        return check("sharing_gate", asked, text, "pass" if installs and shared else "skip")
+    name = f"{serving['namespace']}/{serving['name']}"
+    told = read_gates(serving)
+    version = f"driver {told['version'] or 'of unknown version'}"
+    evidence = {"daemonset": name, **told}
+    if not told["has_gates"]:
+        return check(
+            "sharing_gate", asked, f"{version} has no gate for it: it is always on", evidence=evidence
+        )
+    if not is_on(told["gates"], gate):
+        if installs and shared:
+            return check(
+                "sharing_gate", asked, f"{gate} is off in {name}; this run switches it on", evidence=evidence
+            )
+        on = ", ".join(sorted(key for key, value in told["gates"].items() if value)) or "none"
+        return check(
+            "sharing_gate",
+            asked,
+            f"{gate} is off in {name} ({version}; gates that are on: {on})",
+            "fail",
+            needed=f"the driver's gate {gate}, without which it refuses to prepare the GPU",
+            fix=_gate_fix(serving, gate, settings),
+            finding="gate_off",
+            evidence=evidence,
+        )
+    if strategy == MPS and is_on(told["gates"], "DynamicMIG"):
+        also = "DynamicMIG is on as well, and the driver does not start with both"
+        fix = "switch featureGates.DynamicMIG off"
+    elif not is_on(told["gates"], RESET):
+        also = f"{RESET} is off: the GPU stays in compute mode EXCLUSIVE_PROCESS when the jobs are done"
+        fix = f"set {setting(RESET)} too; then the driver sets the mode back"
+    if also:
+        return check(
+            "sharing_gate",
+            asked,
+            f"{gate} is on in {name} ({version}); {also}",
+            "warn",
+            needed=f"{gate} with {RESET}, without DynamicMIG",
+            fix=fix,
+            finding="gate_beside",
+            evidence=evidence,
+        )
+    return check("sharing_gate", asked, f"{gate} is on in {name} ({version})", evidence=evidence)
+
+
+def _gate_fix(plugin: Object, gate: str, settings: Object) -> str:
+    """How the gate is switched on, by who installs the driver here."""
+    if settings.get("driver_install") and settings.get("mode") == "shared":
+        return f"run with --tags enable-driver,shared: the driver is then installed with {setting(gate)}"
+    if settings.get("driver_install"):
+        return (
+            f"set gpu_slices_mode: shared, or featureGates: {{{gate}: true}} in dra_driver_values, and run "
+            "with --tags enable-driver,shared"
+        )
+    release = plugin["release"] or "RELEASE"
+    return (
+        f"set {setting(gate)} in the driver's chart: helm upgrade {release} CHART --namespace "
+        f"{plugin['namespace']} --reuse-values --set {setting(gate)}"
     )
 
 
