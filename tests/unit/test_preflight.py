@@ -320,3 +320,22 @@ def test_each_right_is_asked_once():
         for right in preflight.needed_rights({**SETTINGS, "driver_install": True})
     ]
     assert len(asked) == len(set(asked))
+
+
+def test_the_other_callers_need_jobs_and_cronjobs():
+    asked = rights(stages=["callers"])
+    assert {("create", kind, "train") for kind in ("pods", "jobs", "cronjobs")} <= asked
+    assert ("create", "trainjobs", "train") not in asked
+    wanted = {item["id"] for item in preflight.named_objects({**SETTINGS, "stages": ["callers"]})}
+    assert {"CronJob/gpu-slices-callers", "ConfigMap/gpu-slices-callers"} <= wanted
+
+
+@pytest.mark.parametrize(("installed", "status"), [(False, "pass"), (True, "fail")])
+def test_nothing_is_asked_of_volcano_where_it_is_not(installed, status):
+    def change(facts):
+        if installed:
+            facts["apis"]["groups"]["batch.volcano.sh"] = ["v1alpha1"]
+        right = {"verb": "create", "group": "batch.volcano.sh", "resource": "jobs", "namespace": "train"}
+        facts["access"].append({**right, "allowed": False})
+
+    assert judge(change)["rights"]["status"] == status

@@ -37,9 +37,9 @@ _KUEUE = f"/apis/{kueue.GROUP}/{kueue.VERSIONS[0]}"
 STEPS: tuple[tuple[Kind, ...], ...] = (
     (
         Kind(_TRAINER, "trainjobs", "TrainJob"),
-        Kind("/apis/batch/v1", "cronjobs", "CronJob"),
-        Kind("/apis/batch/v1", "jobs", "Job"),
-        Kind("/apis/batch.volcano.sh/v1alpha1", "jobs", "Volcano Job"),
+        Kind("/apis/batch/v1", "cronjobs", "CronJob", optional=True),
+        Kind("/apis/batch/v1", "jobs", "Job", optional=True),
+        Kind("/apis/batch.volcano.sh/v1alpha1", "jobs", "Volcano Job", optional=True),
         Kind("/api/v1", "pods", "Pod"),
     ),
     (
