@@ -52,8 +52,7 @@ def covered(resources: Mapping[str, Any], jobs: int) -> dict[str, str]:
             amount = quantity.parse_quantity(needs[name]) * jobs
         except ValueError as fault:
             raise AnsibleFilterError(f"quota_resources: {name}: {fault}") from None
-        milli = -((-amount.numerator * 1000) // amount.denominator)
-        total[str(name)] = str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
+        total[str(name)] = quantity.format_quantity(amount, needs[name])
     return total
 
 

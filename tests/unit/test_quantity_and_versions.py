@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 from gpu_slices import kube_version as versions
-from gpu_slices.quantity import format_bytes, parse_bytes, parse_quantity
+from gpu_slices.quantity import format_bytes, format_quantity, parse_bytes, parse_quantity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +103,25 @@ def test_cdi_is_judged_by_the_runtime(runtime, verdict):
     found, reason = versions.runtime_cdi(runtime)
     assert found == verdict
     assert reason
+
+
+@pytest.mark.parametrize(
+    ("value", "times", "written"),
+    [
+        ("250m", 4, "1"),
+        ("250m", 3, "750m"),
+        ("1Gi", 4, "4Gi"),
+        ("512Mi", 3, "1536Mi"),
+        ("512Mi", 4, "2Gi"),
+        ("1000", 1, "1k"),
+        ("4G", 3, "12G"),
+        ("512", 2, "1024"),
+        ("1Ki", 0, "0"),
+        ("0.5Ki", 1, "512"),
+        (2, 3, "6"),
+    ],
+)
+def test_sums_are_written_as_the_server_writes_them_back(value: object, times: int, written: str) -> None:
+    amount = parse_quantity(value) * times
+    assert format_quantity(amount, value) == written
+    assert parse_quantity(written) == amount

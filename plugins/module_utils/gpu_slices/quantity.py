@@ -41,6 +41,24 @@ def parse_quantity(value: object) -> Fraction:
     return Fraction(number) * (Fraction(10) ** int(exponent) if exponent else _SUFFIX[suffix or ""])
 
 
+def format_quantity(amount: Fraction, like: object) -> str:
+    """An amount as the API server writes it back: in the family of units that ``like`` is written in.
+
+    Rounded up to thousandths. An object that holds it in another form looks changed at the next apply.
+    """
+    binary = str(like).strip().endswith("i")
+    milli = -((-amount.numerator * 1000) // amount.denominator)
+    whole, rest = divmod(milli, 1000)
+    if rest:
+        return f"{milli}m"
+    base = 1024 if binary and abs(whole) >= 1024 else 1000
+    power = 0
+    while whole and power < 6 and whole % base == 0:
+        whole, power = whole // base, power + 1
+    suffix = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei") if base == 1024 else ("", "k", "M", "G", "T", "P", "E")
+    return f"{whole}{suffix[power]}"
+
+
 def parse_bytes(value: object) -> int:
     """A quantity of memory as whole bytes, rounded up as Kubernetes does."""
     number = parse_quantity(value)

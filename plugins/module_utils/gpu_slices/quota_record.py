@@ -500,7 +500,7 @@ def _urgent(job: Job, entry: Mapping[str, Any], urgent: Job) -> Check:
             f"{admitted['at']}, {given[0]['uuid']}{same}, finished at {finished['at']}"
         )
     return _check(
-        "urgent",
+        "reclaimed",
         not faults,
         asked="The job of high priority gets its slice and completes",
         found="; ".join(faults) or found,
