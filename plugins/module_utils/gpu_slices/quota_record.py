@@ -249,6 +249,11 @@ def holds_quota(job: Mapping[str, Any]) -> bool:
     return _true(now.get("QuotaReserved")) and not _true(now.get("Finished"))
 
 
+def was_admitted(job: Mapping[str, Any]) -> bool:
+    """Whether the job's Workload ever got its quota."""
+    return _first(job, "QuotaReserved") is not None
+
+
 def waits(job: Mapping[str, Any]) -> dict[str, Any] | None:
     """Kueue's reason why the job waits now, or None."""
     entry = state(job).get("QuotaReserved")

@@ -373,7 +373,7 @@ class Director:
                 self.trouble = explain(name, wait["message"])
                 return
             borrower = self._labels[name].startswith("borrower")
-            if borrower and age > _DECIDED and not quota_record.holds_quota(job) and not self._evicted(job):
+            if borrower and age > _DECIDED and not quota_record.was_admitted(job):
                 said = f": {wait['message']}" if wait else ", and gives no reason"
                 self.trouble = _trouble(
                     "kueue-not-admitted",
@@ -381,9 +381,6 @@ class Director:
                     "see kubectl describe of its Workload and of the ClusterQueues gpu-slices-quota-team-*",
                 )
                 return
-
-    def _evicted(self, job: Mapping[str, Any]) -> bool:
-        return any(entry["type"] == "Evicted" for entry in job["history"])
 
 
 def explain(name: str, message: str) -> Trouble:
