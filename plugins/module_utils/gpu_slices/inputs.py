@@ -50,10 +50,11 @@ _NUMBERS = {
             *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
             *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
             *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
+            *("recipe_timeout", "recipe_schedule_timeout", "recipe_held_out_rows"),
         ),
         (0.0, math.inf),
     ),
-    "sft_loss_factor": (0.0, 1.0),
+    **dict.fromkeys(("sft_loss_factor", "recipe_loss_factor"), (0.0, 1.0)),
 }
 _IMAGE = re.compile(
     r"^([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?$",

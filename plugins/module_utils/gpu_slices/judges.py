@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from . import callers, crowd, isolation, shared, workload_log
+from . import callers, crowd, isolation, recipe, shared, workload_log
 
 Check = Dict[str, Any]
 Member = Mapping[str, Any]
@@ -41,6 +41,7 @@ WORKLOAD: dict[str, WorkloadJudge] = {
     "device": _device,
     # ``ok`` as the last line, and nothing more.
     "end": _end,
+    "recipe": recipe.judge,
 }
 
 STAGE: dict[str, StageJudge] = {

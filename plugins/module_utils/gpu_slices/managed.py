@@ -47,6 +47,8 @@ STEPS: tuple[tuple[Kind, ...], ...] = (
         Kind(_RESOURCE, "resourceclaimtemplates", "ResourceClaimTemplate"),
         Kind(_TRAINER, "trainingruntimes", "TrainingRuntime"),
         Kind("/api/v1", "configmaps", "ConfigMap"),
+        # Only the recipe's own, with its adapters; a claim of the user's carries no label of ours.
+        Kind("/api/v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
         Kind(_KUEUE, "localqueues", "LocalQueue", optional=True),
     ),
     # A ResourceFlavor stays as long as a ClusterQueue names it.

@@ -350,10 +350,10 @@ def _activations(
 ) -> float:
     """Bytes kept for the backward pass.
 
-    What a layer keeps of each token: inputs and results of its norms (in 32 bits too) and of its linear layers
-    with their adapters, and the states of attention; how many widths that makes was measured, and is rounded
-    up. Without a fused kernel come the scores of every head. With gradient checkpointing only the inputs of
-    the layers are kept, and one layer at a time is computed again.
+    What a layer keeps of each token: inputs and results of its norms (in 32 bits too) and of its linear
+    layers with their adapters, and the states of attention; how many widths that makes was measured, and is
+    rounded up. Without a fused kernel come the scores of every head. With gradient checkpointing only the
+    inputs of the layers are kept, and one layer at a time is computed again.
     """
     widths = 14 * shape.hidden + 2 * shape.query + 2 * shape.key_value + (4 if shape.gated else 3) * shape.mlp
     layer = float(tokens * widths * compute)

@@ -115,7 +115,7 @@ RIGHTS: dict[str, list[_Right]] = {
         ((*_WRITE, *_READ), "batch", "cronjobs", "own"),
         ((*_WRITE, *_READ), VOLCANO_GROUP, "jobs", "own"),
     ],
-    "recipe": _TRAINING,
+    "recipe": [*_TRAINING, (_WRITE, "", "persistentvolumeclaims", "own")],
 }
 
 
