@@ -79,6 +79,40 @@ def test_an_api_of_another_server_is_available_or_says_why_not(service, fault):
     assert lab_wait.api_fault(service) == fault
 
 
+@pytest.mark.parametrize(
+    ("text", "fault", "said"),
+    [
+        (None, "has not ended", []),
+        ("", "has not ended", []),
+        ('{"started": 1, "finished": 0, "ansible_job_id": "j1"}', "has not ended", []),
+        ('{"changed": true, "rc": 0, "stdout": "STATUS: deployed"}', "", []),
+        (
+            '{"failed": true, "rc": 1, "msg": "non-zero return code", "stderr": "Error: locked"}',
+            "",
+            ["Error: locked"],
+        ),
+        ('{"rc": 1, "stderr": "Error: locked"}', "", ["Error: locked"]),
+        ('{"failed": 1, "msg": "timed out", "cmd": "helm"}', "", ["timed out"]),
+    ],
+)
+def test_a_job_is_waited_for_and_says_why_it_failed(tmp_path, text, fault, said):
+    file = tmp_path / "j1"
+    if text is not None:
+        file.write_text(text)
+    assert {name: check() for name, check in lab_wait.job_checks([file]).items()} == {"job j1": fault}
+    assert [message.splitlines()[-1] for message in lab_wait.job_failures([file])] == said
+
+
+def test_only_deployments_that_are_not_there_are_looked_after():
+    found = {"ns/up": deployment(), "ns/down": deployment(available=0), "ns/new": None}
+
+    class Cluster:
+        def find(self, path):
+            return next(item for name, item in found.items() if lab_wait.deployment_path(name) == path)
+
+    assert lab_wait.unready(Cluster(), found) == ["deployment ns/down", "deployment ns/new"]
+
+
 def test_everything_asked_for_has_a_check_of_its_own():
     found = {
         "/apis/apiregistration.k8s.io/v1/apiservices/v1.x.io": api_service(("Available", "False", "down")),

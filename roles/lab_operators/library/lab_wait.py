@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
@@ -19,6 +21,8 @@ description:
   - A webhook answers when a dry run of an object that it has to admit is accepted.
   - First looks whether what O(fingerprint) stands for was put into the cluster last, and waits only if so.
   - With O(record) it waits in any case, and notes the fingerprint in the cluster at the end.
+  - With O(jobs) it only waits until these have ended, and fails then if one has failed.
+  - In either case it sees to it meanwhile that pods of O(deployments) find their certificates soon.
 options:
   kubeconfig: {description: Kubeconfig of the cluster., type: path, required: true}
   nodes: {description: Nodes that must be Ready., type: list, elements: str, default: []}
@@ -26,6 +30,7 @@ options:
   since: {description: "When they were started, seconds since 1970.", type: float, default: 0}
   deployments: {description: "As namespace/name.", type: list, elements: str, default: []}
   apis: {description: APIServices that must answer., type: list, elements: str, default: []}
+  jobs: {description: Running asynchronous tasks as registered., type: list, elements: dict, default: []}
   probes: {description: Objects whose creation must be accepted., type: list, elements: dict, default: []}
   fingerprint: {description: Hash of what should have been put into the cluster., type: str, required: true}
   record: {description: Whether to record the fingerprint at the end., type: bool, default: false}
@@ -41,7 +46,7 @@ EXAMPLES = """
 """
 RETURN = """
 seconds: {description: How long it took until each thing was so., returned: success, type: dict}
-recorded: {description: Whether the cluster has what was asked about., returned: success, type: bool}
+recorded: {description: Whether the cluster has what was asked about., returned: without jobs, type: bool}
 """
 
 Check = Callable[[], str]
@@ -95,6 +100,34 @@ def api_fault(service: Mapping[str, Any] | None) -> str:
                 "" if condition["status"] == "True" else f"is not available: {condition.get('message', '')}"
             )
     return "has not been tried yet"
+
+
+def job_result(file: Path) -> dict[str, Any]:
+    """What an asynchronous task has left in its result file; {} as long as it has not ended."""
+    try:
+        result = json.loads(file.read_text())
+    except (OSError, ValueError):  # not there yet, or being written
+        return {}
+    return result if "rc" in result or result.get("failed") else {}
+
+
+def job_checks(files: Iterable[Path]) -> dict[str, Check]:
+    """One check for each task: whether it has ended, well or not."""
+
+    def check(file: Path) -> Check:
+        return lambda: "" if job_result(file) else "has not ended"
+
+    return {f"job {file.name}": check(file) for file in files}
+
+
+def job_failures(files: Iterable[Path]) -> list[str]:
+    """What the tasks that failed have said."""
+    faults = []
+    for result in map(job_result, files):
+        if result.get("failed") or result.get("rc"):
+            said = (result.get("msg"), result.get("stderr"), result.get("stdout"))
+            faults.append("\n".join(str(text) for text in said if text))
+    return faults
 
 
 def recorded(api: KubeApi, wanted: Mapping[str, Any]) -> bool:
@@ -192,6 +225,11 @@ def nudge(api: KubeApi, missing: Iterable[str]) -> None:
             )
 
 
+def unready(api: KubeApi, deployments: Iterable[str]) -> list[str]:
+    """Which deployments are not there yet, each as its check is called."""
+    return [f"deployment {name}" for name in deployments if deployment_fault(api.find(deployment_path(name)))]
+
+
 def wait(
     todo: Mapping[str, Check],
     timeout: float,
@@ -234,6 +272,7 @@ def main() -> None:
             "since": {"type": "float", "default": 0},
             "deployments": {"type": "list", "elements": "str", "default": []},
             "apis": {"type": "list", "elements": "str", "default": []},
+            "jobs": {"type": "list", "elements": "dict", "default": []},
             "probes": {"type": "list", "elements": "dict", "default": []},
             "fingerprint": {"type": "str", "required": True},
             "record": {"type": "bool", "default": False},
@@ -243,6 +282,16 @@ def main() -> None:
     )
     try:
         api = KubeApi.from_kubeconfig(kubeconfig=module.params["kubeconfig"])
+        if module.params["jobs"]:
+
+            def look_after(_: Iterable[str]) -> None:
+                nudge(api, unready(api, module.params["deployments"]))
+
+            files = [Path(job["results_file"]) for job in module.params["jobs"]]
+            seconds, missing = wait(job_checks(files), module.params["timeout"], meanwhile=look_after)
+            if failures := job_failures(files):
+                module.fail_json(msg="\n".join(failures))
+            finish(module, seconds, missing)
         seconds, missing = wait({"API server": lambda: ready(api)}, module.params["timeout"])
         there = not missing and not module.params["record"] and recorded(api, module.params)
         if not missing and (there or module.params["record"]):
@@ -253,10 +302,17 @@ def main() -> None:
             write_record(api, module.params["fingerprint"])
     except ApiFault as fault:
         module.fail_json(msg=fault.message)
+    finish(module, seconds, missing, recorded=there)
+
+
+def finish(
+    module: AnsibleModule, seconds: Mapping[str, float], missing: Mapping[str, str], **facts: Any
+) -> None:
+    """End the module with what was found."""
     if missing:
         lines = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         module.fail_json(msg=f"After {module.params['timeout']} s still missing: {lines}", missing=missing)
-    module.exit_json(changed=module.params["record"], seconds=seconds, recorded=there)
+    module.exit_json(changed=module.params["record"], seconds=seconds, **facts)
 
 
 if __name__ == "__main__":
