@@ -61,20 +61,14 @@ def plan(
     chosen, card = devices, ""
     if len(devices) > limit:
         chosen, card = cards[fullest], fullest
+    isolation: Object = {"card": "", "node": "", "free": 0}
     if fullest and len(cards[fullest]) >= LEAST:
-        isolation: Object = {
-            "card": fullest,
-            "node": cards[fullest][0]["node"],
-            "free": len(cards[fullest]),
-            "reason": "",
-        }
+        isolation = {"card": fullest, "node": cards[fullest][0]["node"], "free": len(cards[fullest])}
+    elif made["predicted"]:
+        isolation["reason"] = "the slices are not published yet"
     else:
-        isolation = {
-            "card": "",
-            "node": "",
-            "free": 0,
-            "reason": "no GPU has two free slices: neighbours are needed",
-        }
+        isolation["reason"] = "no GPU has two free slices, so there is no neighbour"
+    isolation.setdefault("reason", "")
     return {
         "profile": made["profile"],
         # Nothing is published yet where a run is only foreseen: the least crowd is shown then.

@@ -18,6 +18,7 @@ Member = Mapping[str, Any]
 Seen = Mapping[str, Any]
 
 DONE = "isolation attempts: done"
+# The pods by what they are; among the workloads of the stage each is called "pod-" and this.
 ROLES = ("no-claim", "neighbour", "slice")
 # What CUDA and the driver keep of a slice for themselves is at most this part of it.
 _OVERHEAD = 0.25
@@ -26,7 +27,7 @@ _OVERHEAD = 0.25
 def judge(members: Sequence[Member], arguments: Mapping[str, Any]) -> list[Check]:
     """The pod without a claim, the slice and its neighbour. ``arguments["silicon"]`` is real or emulated."""
     silicon = str(arguments.get("silicon") or "real")
-    pods = {str(member["id"]): member["pods"][0] for member in members if member["pods"]}
+    pods = {str(m["id"])[len("pod-") :]: m["pods"][0] for m in members if m["pods"]}
     missing = [role for role in ROLES if role not in pods or not proof(pods[role]["log"] or "")]
     if missing:
         return [
@@ -73,7 +74,7 @@ def judge_root(members: Sequence[Member], arguments: Mapping[str, Any]) -> list[
         "answers": made.get("answers"),
         "own": control,
         "neighbour": theirs,
-        "devices": [device.get("uuid") for device in pod["devices"]],
+        "slice": [device.get("uuid") for device in (seen.get("nvml") or {}).get("devices") or []],
     }
     caps = [path for path in control if _is({"path": path}, "cap")]
     if seen.get("uid") != 0 or not caps or not made.get("tried"):
@@ -291,37 +292,33 @@ def _over_allocation(seen: Seen, given: Sequence[Mapping[str, Any]], silicon: st
 
 def _neighbour(seen: Mapping[str, Seen], pods: Mapping[str, Any], silicon: str) -> Check:
     other, mine = seen["neighbour"], seen["slice"]
-    spans: list[Any] = [
-        other.get("started_at"),
-        mine.get("started_at"),
-        mine.get("ended_at"),
-        other.get("ended_at"),
-    ]
-    numbers = all(isinstance(value, (int, float)) for value in spans)
-    good = numbers and spans == sorted(spans)
+    began, ended = other.get("started_at"), other.get("ended_at")
+    spans, differing = list(mine.get("spans") or []), mine.get("differing")
+    if isinstance(began, (int, float)) and isinstance(ended, (int, float)):
+        inside = [span for span in spans if began < span[0] and span[1] < ended]
+        loss = f"loss {other.get('loss_first')} -> {other.get('loss_last')} in {other.get('steps')} steps"
+        found = (
+            f"{len(inside)} of {len(spans)} rounds lay inside its training of {ended - began:.1f} s; "
+            f"it ended OK, {loss}"
+        )
+    else:
+        inside, found = [], "its log does not say when it trained"
+    if differing:
+        found += f"; {differing} rounds went otherwise than the first"
     devices = [str(d.get("uuid")) for role in ("slice", "neighbour") for d in pods[role]["devices"]]
     cards = {str(d.get("parent_uuid")) for role in ("slice", "neighbour") for d in pods[role]["devices"]}
     apart = len(devices) == 2 and len(set(devices)) == 2 and len(cards) == 1
-    if numbers:
-        before, after = spans[1] - spans[0], spans[3] - spans[2]
-        loss = f"loss {other.get('loss_first')} -> {other.get('loss_last')} in {other.get('steps')} steps"
-        found = (
-            f"it had trained for {before:.1f} s when the attempts began and trained for {after:.1f} s after "
-            f"their end; it ended OK, {loss}"
-        )
-    else:
-        found = f"times of training and attempts: {spans}"
     if not apart:
         found += f"; the two were given {', '.join(devices) or 'nothing'} on {len(cards)} GPUs"
     return _row(
         "neighbour",
-        "The neighbour on the same GPU trains on through all of these attempts",
-        "its training began before them, ended after them, and ended OK",
+        "Its neighbour on the same GPU trains on meanwhile",
+        "a round of attempts while it trained, all rounds alike, and OK at its end",
         found,
-        "pass" if good and apart else "fail",
-        fix="let it train longer (crowd_isolation_seconds), and run again",
+        "pass" if inside and differing == 0 and apart else "fail",
+        fix="let both run longer (crowd_isolation_seconds), and run again",
         proved=f"{silicon} silicon",
-        evidence={"devices": devices, "gpu": sorted(cards)},
+        evidence={"devices": devices, "gpu": sorted(cards), "training": [began, ended], "rounds": spans},
     )
 
 
@@ -353,6 +350,27 @@ def neighbour_nodes(checks: Iterable[Check]) -> list[dict[str, Any]]:
         if row["id"] == "other-nodes-listed":
             return [dict(node) for node in row["evidence"].get("neighbour") or []]
     return []
+
+
+def root_reason(
+    namespace: Mapping[str, Any], create: bool, pull_secrets: Sequence[str] = (), ours: bool = False
+) -> str:
+    """Why the root pod cannot be made; empty if it can. ``namespace`` is the trimmed one it would run in."""
+    name = namespace.get("name")
+    if not create:
+        return f"gpu_slices_namespace_create is false: no namespace {name} with Pod Security baseline"
+    if namespace.get("terminating"):
+        return f"namespace {name} is being deleted"
+    if namespace.get("found") and not ours:
+        return f"namespace {name} exists and is not ours: set crowd_isolation_namespace to another name"
+    if pull_secrets:
+        return f"the image needs {', '.join(pull_secrets)}, and namespace {name} has no such secret"
+    return ""
+
+
+def root_rows(checks: Iterable[Check]) -> list[Check]:
+    """The checks of the root pod as rows: what is no attempt of the table is called after the pod."""
+    return [row if row["id"] in TABLE else {**row, "id": f"root-{row['id']}"} for row in checks]
 
 
 def skipped(reason: str) -> Check:

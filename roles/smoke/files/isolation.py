@@ -4,8 +4,9 @@ It tries and tells; whether that is as it should be is judged by who reads the l
 
     bare       has no claim: looks for device nodes, NVML, nvidia-smi and CUDA
     neighbour  -- SCRIPT ARGUMENTS: prints its own device nodes, then becomes that Python script
-    slice      has a slice: tries to reach every other one, by path and by making device nodes, looks at it
-               through NVML, and where there is CUDA allocates until the device refuses
+    slice      [SECONDS]: has a slice: tries to reach every other one, by path and by making device nodes,
+               looks through NVML, and where there is CUDA allocates until the device refuses; again and
+               again for so long, because it cannot know when a neighbour is at work
 
 Prints lines for people, one ``[proof]`` line of JSON, and ``isolation attempts: done`` as the last line.
 Works on Python 3.8 and newer.
@@ -202,26 +203,69 @@ def bare() -> dict[str, Any]:
     return {"nodes": nodes, "nvml": nvml, "smi": smi, "cuda": cuda, "visible_devices": visible}
 
 
-def attempts() -> dict[str, Any]:
-    """Everything a pod with a slice may try against the others."""
-    started, nodes, folder = time.time(), device_nodes(), probe_folder()
-    print(f"device nodes: {', '.join('{path} ({major}:{minor})'.format(**n) for n in nodes) or 'none'}")
-    paths = by_path(nodes)
-    print(f"others by path: {paths['answers']}")
-    made = by_mknod(nodes, folder)
-    control = sorted(set(made["control"].values()))
-    print(f"others by mknod in {folder}: {made['answers']}; our own by mknod: {control}")
-    nvml = nvml_view()
-    shown = ", ".join(f"{d['name']} {d['uuid']} {gib(d['memory_bytes'])} GiB" for d in nvml["devices"])
-    print(f"NVML: {nvml['error'] or shown}", flush=True)
-    cuda = cuda_view()
-    proof = {"nodes": nodes, "path": paths, "mknod": made, "nvml": nvml, "cuda": cuda, "uid": os.getuid()}
+def attempt(torch: Any) -> dict[str, Any]:
+    """Everything a pod with a slice may try against the others, once."""
+    nodes, started = device_nodes(), time.time()
+    seen = {
+        "nodes": nodes,
+        "path": by_path(nodes),
+        "mknod": by_mknod(nodes, probe_folder()),
+        "nvml": nvml_view(),
+    }
+    if torch is not None:
+        seen["over"] = over_allocate(torch)
+    return {**seen, "span": [round(started, 3), round(time.time(), 3)]}
+
+
+def attempts(seconds: float, pause: float = 1.0) -> dict[str, Any]:
+    """Try for so many seconds. What one round reached counts; else the first round speaks for all."""
+    began, cuda, torch = time.monotonic(), cuda_view(), None
     if cuda["count"] and os.getuid() != 0:
         import torch  # noqa: PLC0415 - slow, and needed only where there is CUDA
+    first = attempt(torch)
+    show(first)
+    spans, differing = [first.pop("span")], 0
+    while time.monotonic() - began < seconds:
+        time.sleep(pause)
+        again = attempt(torch)
+        spans.append(again.pop("span"))
+        if outcome(again) != outcome(first):
+            differing += 1
+            if differing == 1:
+                print(f"round {len(spans)} went otherwise:")
+                show(again)
+                first = again if outcome(again)[0] else first
+    print(
+        f"{len(spans)} rounds in {time.monotonic() - began:.0f} s, {differing} of them unlike the first",
+        flush=True,
+    )
+    return {**first, "cuda": cuda, "uid": os.getuid(), "spans": spans, "differing": differing}
 
-        proof["over"] = over_allocate(torch)
-        print(f"allocated {gib(proof['over']['got_bytes'])} GiB, then: {proof['over']['error']}", flush=True)
-    return {**proof, "started_at": round(started, 3), "ended_at": round(time.time(), 3)}
+
+def outcome(seen: dict[str, Any]) -> tuple[Any, ...]:
+    """What of a round must not change: reached names, answers, devices, and the text of the refusal."""
+    made, nvml = seen["mknod"], seen["nvml"]
+    return (
+        [*seen["path"]["reached"], *made["reached"]],
+        seen["path"]["answers"],
+        made["answers"],
+        made["control"],
+        [device["uuid"] for device in nvml["devices"]],
+        bool(seen.get("over", {}).get("error")),
+    )
+
+
+def show(seen: dict[str, Any]) -> None:
+    """A round, for people."""
+    nodes, made, nvml = seen["nodes"], seen["mknod"], seen["nvml"]
+    print(f"device nodes: {', '.join('{path} ({major}:{minor})'.format(**n) for n in nodes) or 'none'}")
+    print(f"others by path: {seen['path']['answers']}")
+    control = sorted(set(made["control"].values()))
+    print(f"others by mknod in {made['folder']}: {made['answers']}; our own by mknod: {control}")
+    shown = ", ".join(f"{d['name']} {d['uuid']} {gib(d['memory_bytes'])} GiB" for d in nvml["devices"])
+    print(f"NVML: {nvml['error'] or shown}", flush=True)
+    if "over" in seen:
+        print(f"allocated {gib(seen['over']['got_bytes'])} GiB, then: {seen['over']['error']}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -230,13 +274,13 @@ def main(arguments: list[str]) -> int:
     if role == "neighbour" and len(arguments) > 2 and arguments[1] == "--":
         print("[proof] " + json.dumps({"nodes": device_nodes()}, sort_keys=True), flush=True)
         os.execv(sys.executable, [sys.executable, *arguments[2:]])  # noqa: S606
-    roles = {"bare": bare, "slice": attempts}
+    roles = {"bare": lambda *_: bare(), "slice": attempts}
     if role not in roles:
         print(f"isolation attempts: FAILED: found role '{role}'; needed bare, slice, or neighbour -- SCRIPT")
         return 1
     try:
-        proof = roles[role]()
-    except (ImportError, RuntimeError, OSError) as fault:
+        proof = roles[role](float(arguments[1]) if len(arguments) > 1 else 0.0)
+    except (ImportError, RuntimeError, OSError, ValueError) as fault:
         print(f"isolation attempts: FAILED: {type(fault).__name__}: {fault}", flush=True)
         return 1
     print("[proof] " + json.dumps(proof, sort_keys=True), flush=True)
