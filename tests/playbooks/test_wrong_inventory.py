@@ -46,14 +46,17 @@ GOOD: dict[str, Any] = {
 }
 
 
-def run(tmp_path: Path, inventory: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run site.yml on that inventory."""
+def run(
+    tmp_path: Path, inventory: dict[str, Any], *arguments: str, mode: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run site.yml on that inventory; ``mode`` is what the environment says."""
     path = tmp_path / "hosts.yml"
     path.write_text(yaml.safe_dump(inventory))
     environment = {
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_NOCOLOR": "1",
+        "DRA_SLICE_MODE": mode,
         "LC_ALL": "C.UTF-8",
     }
     return subprocess.run(
@@ -119,6 +122,47 @@ def test_one_message_and_nothing_asked(
     assert "Traceback" not in output
     assert output.count("fatal: ") == 1, output
     assert "changed=0" in output
+    assert "/nonexistent" not in output, "a gate after the first one was reached"
+
+
+@pytest.mark.parametrize(
+    ("inventory", "mode", "expected"),
+    [
+        (broken(), "vgpu", ["DRA_SLICE_MODE", "'vgpu': needed is mig or shared"]),
+        (broken(gpu_slices_mode="vgpu"), "", ["gpu_slices_mode", "mig, shared, got: vgpu"]),
+        (broken(gpu_slices_profile="1g.6gb"), "shared", ["gpu_slices_profile is 1g.6gb", "a MIG device"]),
+        (broken(shared_interval="Fast"), "", ["shared_interval", "Short, Medium, Long, got: Fast"]),
+        (
+            broken(
+                shared_strategy="MPS",
+                shared_interval="Long",
+                shared_claim_kind="ResourceClaimTemplate",
+                shared_jobs=300,
+                dra_driver_install=True,
+                dra_driver_values={"featureGates": {"DynamicMIG": True}},
+                gpu_slices_nodes_reachable=True,
+            ),
+            "shared",
+            [
+                "shared_interval is Long and shared_strategy is MPS",
+                "shared_claim_kind is ResourceClaimTemplate",
+                "shared_jobs is 300",
+                "both DynamicMIG and MPSSupport",
+            ],
+        ),
+    ],
+    ids=["environment", "mode", "profile", "interval", "many"],
+)
+def test_wrong_uses_of_sharing(
+    tmp_path: Path, inventory: dict[str, Any], mode: str, expected: list[str]
+) -> None:
+    done = run(tmp_path, inventory, mode=mode)
+    output = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    for text in expected:
+        assert text in output, output
+    assert "Traceback" not in output
+    assert output.count("fatal: ") == 1, output
     assert "/nonexistent" not in output, "a gate after the first one was reached"
 
 

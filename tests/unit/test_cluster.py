@@ -73,6 +73,17 @@ def test_selectors_and_counts_of_a_daemonset_are_kept():
     assert (trimmed["desired"], trimmed["ready"], trimmed["generation"]) == (2, 1, 2)
 
 
+def test_the_gates_come_from_the_container_that_serves_gpus():
+    item = daemonset(containers=("compute-domains", "gpus"))
+    for container, gates in zip(item["spec"]["template"]["spec"]["containers"], ("A=true,", "B=true,")):
+        container["env"] = [{"name": "X", "value": "y"}, {"name": "FEATURE_GATES", "value": gates}]
+    assert cluster.trim_daemonset(item)["feature_gates"] == "B=true,"
+    assert cluster.trim_daemonset(daemonset())["feature_gates"] == ""
+    assert cluster.trim_daemonset(daemonset())["rolling"] is True
+    item["spec"]["updateStrategy"] = {"type": "OnDelete"}
+    assert cluster.trim_daemonset(item)["rolling"] is False
+
+
 def test_a_bare_daemonset_is_no_trouble():
     bare = {"metadata": {"name": "d", "namespace": "n"}, "spec": {}}
     assert cluster.trim_daemonset(bare)["affinity_terms"] == []

@@ -285,3 +285,16 @@ def test_a_release_that_lost_objects_is_found(change, damaged):
 def test_what_could_not_be_read_is_not_taken_for_lost():
     given = {"helm_release": RELEASE, "errors": {"daemonsets": {"message": "403"}}}
     assert not driver.release_damaged(given)
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "rolling", "waits"),
+    [("A=true,", True, False), ("", True, True), ("", False, False), (None, True, False)],
+)
+def test_a_pod_that_is_about_to_be_replaced_for_its_gates_is_waited_for(of_pod, rolling, waits):
+    given = facts(plugin_pods=[pod(**({} if of_pod is None else {"feature_gates": of_pod}))])
+    given["daemonsets"][0].update(feature_gates="A=true,", rolling=rolling)
+    lacking = driver.waiting_for(given, ["a30"], {})
+    assert lacking == ({"a30": "the plugin pod has the former feature gates"} if waits else {})
+    step = driver.next_step(given, ["a30"], {}, restarted=[], now=NOW)
+    assert step == (("wait" if waits else "done"), [])

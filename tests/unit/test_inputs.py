@@ -28,6 +28,21 @@ def test_tags_choose_stages(tags, skipped, stages):
 
 
 @pytest.mark.parametrize(
+    ("tags", "skipped", "asked", "stages"),
+    [
+        (["all"], [], [], ["preflight", "enable-driver", "shared"]),
+        (["all"], ["shared"], [], ["preflight", "enable-driver"]),
+        (["preflight"], [], [], ["preflight", "enable-driver", "shared"]),
+        (["sft"], [], [], ["sft"]),
+        (["shared"], [], [], ["shared"]),
+        (["all"], [], ["smoke"], ["preflight", "enable-driver", "smoke", "shared"]),
+    ],
+)
+def test_in_mode_shared_a_whole_run_shares_a_gpu_and_asks_for_no_slice(tags, skipped, asked, stages):
+    assert inputs.chosen_stages(tags, skipped, asked, "shared") == stages
+
+
+@pytest.mark.parametrize(
     ("name", "nearest"),
     [
         ("gpu_slices_memroy", "gpu_slices_memory"),

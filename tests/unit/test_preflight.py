@@ -339,3 +339,100 @@ def test_nothing_is_asked_of_volcano_where_it_is_not(installed, status):
         facts["access"].append({**right, "allowed": False})
 
     assert judge(change)["rights"]["status"] == status
+
+
+# ---------------------------------------------------------------------------------------- sharing one GPU
+
+SHARING = {"stages": ["shared"], "mode": "shared", "strategy": "TimeSlicing"}
+CHART = {"chart": "dra-driver-nvidia-gpu-0.4.1", "release": "dra"}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "settings", "status", "part"),
+    [
+        ({"feature_gates": "TimeSlicingSettings=true,"}, {}, "pass", "TimeSlicingSettings is on in"),
+        ({"feature_gates": "AllAlpha=true"}, {}, "pass", "TimeSlicingSettings is on"),
+        ({}, {}, "fail", "TimeSlicingSettings is off in dra-driver-nvidia-gpu/"),
+        ({"feature_gates": "MPSSupport=true,"}, {}, "fail", "gates that are on: MPSSupport"),
+        ({"feature_gates": "TimeSlicingSettings=true,"}, {"strategy": "MPS"}, "fail", "MPSSupport is off"),
+        (
+            {"feature_gates": "MPSSupport=true,"},
+            {"strategy": "MPS"},
+            "warn",
+            "TimeSlicingSettings is off: the",
+        ),
+        (
+            {"feature_gates": "MPSSupport=true,TimeSlicingSettings=true,"},
+            {"strategy": "MPS"},
+            "pass",
+            "MPSSupport is on",
+        ),
+        (
+            {"feature_gates": "MPSSupport=true,TimeSlicingSettings=true,DynamicMIG=true"},
+            {"strategy": "MPS"},
+            "warn",
+            "DynamicMIG is on as well",
+        ),
+        ({"chart": "nvidia-dra-driver-gpu-25.3.2"}, {}, "pass", "driver 25.3.2 has no gate for it"),
+        ({"chart": "nvidia-dra-driver-gpu-25.8.0"}, {}, "fail", "driver 25.8.0; gates that are on: none"),
+        ({"chart": ""}, {}, "fail", "driver of unknown version"),
+        (
+            {},
+            {"stages": ["enable-driver", "shared"], "driver_install": True},
+            "pass",
+            "this run switches it on",
+        ),
+        (
+            {},
+            {"stages": ["enable-driver", "shared"], "driver_install": True, "mode": "mig"},
+            "fail",
+            "TimeSlicingSettings is off",
+        ),
+    ],
+)
+def test_the_gate_for_sharing(plugin, settings, status, part):
+    check = judge(_daemonsets({**CHART, **plugin}), {**SHARING, **settings})["sharing_gate"]
+    assert check["status"] == status
+    assert part in check["found"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (
+            {},
+            "helm upgrade dra CHART --namespace dra-driver-nvidia-gpu --reuse-values --set "
+            "featureGates.TimeSlicingSettings=true",
+        ),
+        ({"driver_install": True}, "run with --tags enable-driver,shared"),
+        (
+            {"driver_install": True, "mode": "mig"},
+            "featureGates: {TimeSlicingSettings: true} in dra_driver_values",
+        ),
+    ],
+)
+def test_how_the_gate_is_switched_on_depends_on_who_installs_the_driver(settings, part):
+    check = judge(_daemonsets(CHART), {**SHARING, **settings})["sharing_gate"]
+    assert part in check["fix"]
+    assert check["evidence"]["finding"] == "gate_off"
+
+
+@pytest.mark.parametrize(("installs", "status"), [(True, "pass"), (False, "skip")])
+def test_without_a_driver_there_is_no_gate_yet(installs, status):
+    settings = {**SHARING, "stages": ["enable-driver", "shared"], "driver_install": installs}
+    assert judge(_daemonsets(), settings)["sharing_gate"]["status"] == status
+
+
+def test_the_gate_is_asked_for_only_where_a_gpu_is_to_be_shared():
+    assert "sharing_gate" not in judge()
+
+
+def test_sharing_needs_to_write_claims_and_with_mps_to_see_the_drivers_deployments():
+    def asked(strategy):
+        rights = preflight.needed_rights({**SETTINGS, **SHARING, "strategy": strategy})
+        return {(right["verb"], right["resource"], right["namespace"]) for right in rights}
+
+    assert ("create", "resourceclaims", "train") in asked("TimeSlicing")
+    assert ("list", "deployments", PLUGIN_NAMESPACE) in asked("MPS") - asked("TimeSlicing")
+    names = {item["id"] for item in preflight.named_objects({**SETTINGS, **SHARING})}
+    assert {"ResourceClaim/gpu-slices-shared", "TrainingRuntime/gpu-slices-shared"} <= names
