@@ -21,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "fixtures/schemas"
 KINDS = {
     "/openapi/v3/api/v1": ("Pod", "ConfigMap", "Namespace"),
     "/openapi/v3/apis/batch/v1": ("Job", "CronJob"),
-    "/openapi/v3/apis/resource.k8s.io/v1": ("ResourceClaimTemplate",),
+    "/openapi/v3/apis/resource.k8s.io/v1": ("ResourceClaim", "ResourceClaimTemplate"),
 }
 CRDS = ("trainjobs", "trainingruntimes")
 
