@@ -14,7 +14,7 @@ from .schemas import faults
 GROUPS = {"batch": ["v1"], "batch.volcano.sh": ["v1alpha1"]}
 CLUSTER = {"facts": {"apis": {"groups": GROUPS}}}
 FREE = {**CLAIM, "free": 4, "predicted": False}
-KINDS = ["ConfigMap", "Pod", "Job", "CronJob", "Pod", "Job", "Job"]
+KINDS = ["ConfigMap", "CronJob", "Pod", "Job", "Pod", "Job", "Job"]
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"gpu_slices_image_pull_secrets": ["one", "two"], "gpu_slices_image_pull_policy": "Never"},
@@ -81,18 +81,18 @@ def test_each_names_itself_in_its_last_line(render: Render) -> None:
         next(a for a in pod_spec(m)["containers"][0]["args"] if a.startswith("--caller="))
         for m in rendered(render)[1:]
     ]
-    assert said == [f"--caller={who}" for who in ("pod", "job", "cronjob", "kfp", "volcano", "cronjob")]
+    assert said == [f"--caller={who}" for who in ("cronjob", "pod", "job", "kfp", "volcano", "cronjob")]
 
 
 def test_the_indexed_job_and_the_suspended_cronjob(render: Render) -> None:
     made = rendered(render)
-    job = made[2]["spec"]
+    job = made[3]["spec"]
     assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 2, 2)
-    assert made[3]["spec"]["suspend"] is True
+    assert made[1]["spec"]["suspend"] is True
     manual = made[-1]
-    assert manual["spec"] == made[3]["spec"]["jobTemplate"]["spec"]
+    assert manual["spec"] == made[1]["spec"]["jobTemplate"]["spec"]
     assert manual["metadata"]["annotations"] == {"cronjob.kubernetes.io/instantiate": "manual"}
-    assert manual["metadata"]["ownerReferences"][0]["name"] == made[3]["metadata"]["name"]
+    assert manual["metadata"]["ownerReferences"][0]["name"] == made[1]["metadata"]["name"]
 
 
 def test_without_volcano_its_job_is_not_among_them(render: Render) -> None:

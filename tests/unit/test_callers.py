@@ -19,6 +19,7 @@ ARGUMENTS: dict[str, Any] = {
     "profile": "1g.6gb",
     "claim": {"resourceClaimTemplateName": TEMPLATE},
     "scripts": "gpu-slices-callers",
+    "hold": 8,
     "tolerations": [],
 }
 CLAIM = {"profile": "1g.6gb", "template": TEMPLATE, "free": 9, "predicted": False}
@@ -56,7 +57,7 @@ class TestExecutorPod:
         assert container["name"] == "main"
         assert container["image"] == "registry.example/train:1"
         assert container["command"] == ["python3", "/opt/gpu-slices/caller.py"]
-        assert container["args"] == ["--caller=kfp", "--profile", "1g.6gb"]
+        assert container["args"] == ["--caller=kfp", "--profile", "1g.6gb", "--hold", "8"]
         assert container["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}]
         assert container["resources"]["limits"] == {"cpu": "1", "memory": "1Gi"}
         assert container["resources"]["requests"] == {"cpu": "100m", "memory": "128Mi"}
@@ -91,10 +92,10 @@ class TestExecutorPod:
         read = documents()
         read[0]["root"]["inputDefinitions"]["parameters"]["profile"]["defaultValue"] = "2g.12gb"
         given = {k: v for k, v in ARGUMENTS.items() if k != "profile"}
-        assert callers.executor_pod(read, given)["containers"][0]["args"][-1] == "2g.12gb"
+        assert callers.executor_pod(read, given)["containers"][0]["args"][2] == "2g.12gb"
         inputs = read[0]["root"]["dag"]["tasks"]["prove"]["inputs"]["parameters"]
         inputs["profile"] = {"runtimeValue": {"constant": "4g.24gb"}}
-        assert callers.executor_pod(read, given)["containers"][0]["args"][-1] == "4g.24gb"
+        assert callers.executor_pod(read, given)["containers"][0]["args"][2] == "4g.24gb"
 
     @pytest.mark.parametrize(
         ("change", "fault"),
@@ -241,19 +242,20 @@ class TestPlan:
     def test_volcano_runs_where_it_is_installed(self) -> None:
         made = planned(served=True)
         assert made["workloads"][-1]["kind"] == "VolcanoJob"
-        assert made["manifests"][-1]["apiVersion"] == "batch.volcano.sh/v1alpha1"
+        assert made["callers"][-1]["apiVersion"] == "batch.volcano.sh/v1alpha1"
         assert "volcano" not in rows(made)
         assert rows(made)["volcano-schema"]["status"] == "pass"
 
     def test_only_what_is_enabled(self) -> None:
         made = planned(["kfp", "pod"])
         assert [w["id"] for w in made["workloads"]] == ["pod", "kfp"]
-        assert [m["kind"] for m in made["manifests"]] == ["ConfigMap", "Pod", "Pod"]
+        assert [m["kind"] for m in made["ground"] + made["callers"]] == ["ConfigMap", "Pod", "Pod"]
         assert made["manual"] == {}
 
     def test_the_cronjob_keeps_its_name_and_its_job_is_followed(self) -> None:
         made = planned(["cronjob"])
-        assert made["manifests"][1]["metadata"]["name"] == "nightly"
+        assert made["ground"][1]["metadata"]["name"] == "nightly"
+        assert made["callers"] == []
         assert made["manual"]["metadata"]["name"] == made["workloads"][0]["name"]
         assert "uid" not in made["manual"]["metadata"]["ownerReferences"][0]
 

@@ -28,7 +28,7 @@ Object = Dict[str, Any]
 _LABELS = {"app.kubernetes.io/managed-by": "gpu-slices", "app.kubernetes.io/component": "callers"}
 _KINDS = {"pod": "Pod", "job": "Job", "cronjob": "Job", "kfp": "Pod", "volcano": "VolcanoJob"}
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\['([^']+)'\]\}\}")
-_TYPES = {"STRING": str, "STRUCT": Mapping, "LIST": list, "BOOLEAN": bool}
+_TYPES = {"STRING": str, "STRUCT": Mapping, "LIST": list, "BOOLEAN": bool, "NUMBER_INTEGER": int}
 
 
 class CallerError(ValueError):
@@ -269,12 +269,13 @@ def plan(
 
     ``drafts``: caller -> manifest whose name does not matter yet. ``finished_jobs``: what is known of an
     earlier Indexed Job; one that has proved itself stays, though too few slices be free for another. Returns
-    ``manifests`` to apply at once, ``cronjob`` (the CronJob) and ``manual`` (the Job to be made from it,
-    without the owner's uid) or empty, ``workloads`` for workload_follow, ``rows`` for gpu_check, and
-    ``names`` (caller -> name).
+    ``ground`` (what starts nothing: scripts and CronJob), ``callers`` (what starts pods, but not the
+    CronJob's Job), ``cronjob`` (the CronJob) and ``manual`` (the Job to be made from it, without the owner's
+    uid) or empty, ``workloads`` for workload_follow, ``rows`` for gpu_check, ``names`` (caller -> name).
     """
     made: Object = {
-        "manifests": [scripts],
+        "ground": [scripts],
+        "callers": [],
         "cronjob": {},
         "manual": {},
         "workloads": [],
@@ -297,12 +298,13 @@ def plan(
             continue
         if caller == "cronjob":
             made["cronjob"], made["manual"] = draft, job_of_cronjob(draft, name)
+            made["ground"].append(draft)
             made["rows"].append(_cronjob_row(draft, made["manual"]))
         else:
             draft["metadata"]["name"] = name
+            made["callers"].append(draft)
         if caller == "kfp":
             made["rows"].append(_kfp_row(draft, claim["template"]))
-        made["manifests"].append(draft)
         made["workloads"].append(
             {
                 "kind": _KINDS[caller],

@@ -1,6 +1,6 @@
 """Prove the slice that this pod's caller asked for. Runs in the pod; standard library only.
 
-    caller.py --caller NAME [--profile PROFILE]
+    caller.py --caller NAME [--profile PROFILE] [--hold SECONDS]
 
 Says which device NVML shows, uses memory of it where the CUDA driver is there, and prints one ``[proof]``
 line of JSON; the last line is ``slice claimed by NAME: OK``. Exit status 1 and a reason otherwise.
@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from slice_device import DeviceError, Nvml, gib, only_device
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--caller", required=True)
     parser.add_argument("--profile", default="")
+    parser.add_argument("--hold", type=float, default=0.0)
     options = parser.parse_args(arguments)
     nvml = None
     try:
@@ -97,6 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
             "cuda_memory_bytes": cuda.get("memory_bytes", 0),
         }
         print("[proof] " + json.dumps(proof, sort_keys=True), flush=True)
+        # The claim goes with the pod: keep it until it was seen, and until other pods have theirs as well.
+        time.sleep(options.hold)
     except DeviceError as fault:
         print(f"slice claimed by {options.caller}: FAILED: {fault}", flush=True)
         return 1

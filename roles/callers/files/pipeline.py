@@ -26,19 +26,21 @@ def claim_slice(task: dsl.PipelineTask, claim: Any) -> dsl.PipelineTask:
 
 
 @dsl.container_component
-def prove(profile: str) -> dsl.ContainerSpec:
+def prove(profile: str, hold: int) -> dsl.ContainerSpec:
     """The component: any container whose image has Python."""
     return dsl.ContainerSpec(
         image="set-by-the-pipeline",
         command=["python3", "/opt/gpu-slices/caller.py"],
-        args=["--caller=kfp", "--profile", profile],
+        args=["--caller=kfp", "--profile", profile, "--hold", hold],
     )
 
 
 @dsl.pipeline(name="gpu-slice", description="Proves the slice that its task claims")
-def gpu_slice(image: str, profile: str, claim: dict, scripts: str, tolerations: list) -> None:
+def gpu_slice(  # noqa: PLR0917
+    image: str, profile: str, hold: int, claim: dict, scripts: str, tolerations: list
+) -> None:
     """One task. All that differs between clusters is a parameter."""
-    task = prove(profile=profile)
+    task = prove(profile=profile, hold=hold)
     task.set_display_name("prove the slice").set_caching_options(enable_caching=False)
     task.set_container_image(image)
     task.set_cpu_request("100m").set_cpu_limit("1").set_memory_request("128Mi").set_memory_limit("1Gi")
