@@ -31,6 +31,36 @@ def documents() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FILES / "pipeline.yaml").read_text()))
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"callers_enabled": []}, "callers_enabled is empty"),
+        ({"callers_hold": -1}, "callers_hold is -1"),
+        ({"callers_hold": "400"}, "less than callers_timeout (300)"),
+        ({"callers_hold": 8, "callers_timeout": 8}, "less than callers_timeout (8)"),
+        ({"callers_volcano_queue": "My queue"}, "callers_volcano_queue is 'My queue'"),
+        ({"callers_resources": {"limits": {"nvidia.com/gpu": 1}}}, "holds limits.nvidia.com/gpu"),
+        ({"callers_resources": {"claims": [{"name": "x"}]}}, "holds claims"),
+    ],
+)
+def test_gate_1_refuses(given: dict[str, Any], says: str) -> None:
+    (fault,) = callers.faults(given)
+    assert says in fault
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"callers_enabled": ["kfp"], "callers_hold": 0, "callers_volcano_queue": "team-a.gpu"},
+        {"callers_resources": {"limits": {"cpu": "1", "ephemeral-storage": "1Gi"}}},
+        {"callers_resources": {}, "callers_hold": "abc"},
+    ],
+)
+def test_gate_1_takes(given: dict[str, Any]) -> None:
+    assert callers.faults(given) == []
+
+
 def platform(read: list[dict[str, Any]]) -> dict[str, Any]:
     return dict_of(read[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"], "exec-prove")
 

@@ -35,6 +35,44 @@ class CallerError(ValueError):
     """A pipeline or manifest that cannot be used; the message says what was found and what is needed."""
 
 
+# -- gate 1
+
+
+def faults(given: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the stage's variables (those that are set), though their types are right."""
+    found = []
+    if "callers_enabled" in given and not given["callers_enabled"]:
+        found.append(
+            f"callers_enabled is empty: name at least one of {', '.join(CALLERS)}, or leave the tag out."
+        )
+    hold, limit = given.get("callers_hold", 8), given.get("callers_timeout", 300)
+    if _whole(hold) and _whole(limit) and not 0 <= int(hold) < int(limit):
+        found.append(f"callers_hold is {hold}: needed is 0 or more and less than callers_timeout ({limit}).")
+    queue = str(given.get("callers_volcano_queue", "default"))
+    if not re.match(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", queue):
+        found.append(f"callers_volcano_queue is '{queue}': needed is the name of a queue, as default.")
+    resources = given.get("callers_resources") or {}
+    wrong = sorted(
+        [
+            f"{part}.{name}"
+            for part in ("requests", "limits")
+            for name in resources.get(part) or {}
+            if "/" in name
+        ]
+        + [part for part in resources if part not in {"requests", "limits"}]
+    )
+    if wrong:
+        found.append(
+            f"callers_resources holds {', '.join(wrong)}: needed are requests and limits of cpu and memory; "
+            "the slice comes from the claim, and nothing else may ask for a device."
+        )
+    return found
+
+
+def _whole(value: Any) -> bool:
+    return re.match(r"^-?\d+$", str(value)) is not None
+
+
 # -- Kubeflow Pipelines
 
 

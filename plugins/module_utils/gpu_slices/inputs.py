@@ -50,6 +50,7 @@ _NUMBERS = {
             *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
             *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
             *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
+            *("callers_timeout", "callers_schedule_timeout"),
             *("recipe_timeout", "recipe_schedule_timeout", "recipe_held_out_rows"),
         ),
         (0.0, math.inf),
