@@ -24,7 +24,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices import callers, inputs, recipe, shared
+from gpu_slices import callers, crowd, inputs, recipe, shared
 from gpu_slices.mig_geometry import LayoutError
 from gpu_slices.mig_layout import layout_faults, merge_configs
 
@@ -76,6 +76,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             faults += inputs.driver_faults(mine.get("dra_driver_values"), namespace, layouts)
             faults += shared.gate_faults(mine, mode)
         faults += shared.input_faults(mine, mode, str(settings["gpu_slices_profile"]))
+        if "crowd" in stages:
+            faults += crowd.faults({**settings, **mine})
         if "callers" in stages:
             faults += callers.faults(mine)
         if "recipe" in stages:

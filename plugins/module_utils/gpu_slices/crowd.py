@@ -7,6 +7,7 @@ all at one moment, and the one too many waiting for a slice until another had en
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
@@ -26,7 +27,43 @@ NO_DEVICE = "cannot allocate all claims"
 # How far the clocks of scheduler and node may be apart; times of the API have whole seconds besides.
 _SKEW = 2.0
 
+_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _FIXES = {"too_few_free": "wait until more slices are free, or cut more of one profile (mig_config)"}
+
+
+# -------------------------------------------------------------------------------------------------- inputs
+
+
+def faults(settings: Mapping[str, Any]) -> list[str]:
+    """What gate 1 says of this stage's variables, those that the user set and the shared ones."""
+    found = []
+    own = str(settings.get("gpu_slices_namespace") or "")
+    name = settings.get("crowd_isolation_namespace")
+    if name is not None and not _NAME.match(str(name)):
+        found.append(
+            f"crowd_isolation_namespace is '{name}': needed is a Kubernetes name (lower case letters, "
+            "digits, dashes, at most 63)."
+        )
+    elif name is None and len(f"{own}-isolation") > 63:
+        found.append(
+            f"gpu_slices_namespace is '{own}', too long for one with -isolation at its end: set "
+            "crowd_isolation_namespace, of at most 63 characters."
+        )
+    elif name == own:
+        found.append(
+            f"crowd_isolation_namespace is {name}, as gpu_slices_namespace: choose another, for Pod Security "
+            "is laxer there."
+        )
+    try:
+        timeout, seconds = float(settings["crowd_timeout"]), float(settings["crowd_seconds"])
+    except (KeyError, TypeError, ValueError):
+        return found
+    if timeout <= 2 * seconds:
+        found.append(
+            f"crowd_timeout is {timeout:g}, crowd_seconds {seconds:g}: needed is more than twice as much, "
+            "for one job trains after the others."
+        )
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ planning

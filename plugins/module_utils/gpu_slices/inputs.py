@@ -50,11 +50,14 @@ _NUMBERS = {
             *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
             *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
             *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
+            *("crowd_timeout", "crowd_seconds", "crowd_isolation_seconds"),
             *("callers_timeout", "callers_schedule_timeout"),
             *("recipe_timeout", "recipe_schedule_timeout", "recipe_held_out_rows"),
         ),
         (0.0, math.inf),
     ),
+    # One job would be no crowd.
+    "crowd_limit": (1.0, math.inf),
     **dict.fromkeys(("sft_loss_factor", "recipe_loss_factor"), (0.0, 1.0)),
 }
 _IMAGE = re.compile(

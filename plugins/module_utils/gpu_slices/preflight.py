@@ -40,7 +40,7 @@ _GRANT = (*_WRITE, "escalate", "bind")
 WORKLOADS = {"smoke", "sft", "crowd", "shared", "quota", "callers", "recipe"}
 TRAINJOBS = {"sft", "crowd", "shared", "quota", "recipe"}
 # (verbs, API group, resource, where); where is "" for the whole cluster, "own" for the workloads' namespace,
-# "driver" for that of the driver, "kueue" for that of Kueue.
+# "driver" for that of the driver, "kueue" for that of Kueue, "isolation" for that of the root pod.
 _Right = Any
 _CLAIMING: list[_Right] = [
     ((*_WRITE, *_READ), DRA_GROUP, "resourceclaimtemplates", "own"),
@@ -89,7 +89,15 @@ RIGHTS: dict[str, list[_Right]] = {
     "namespace_create": [(("create", "patch"), "", "namespaces", "")],
     "smoke": [*_CLAIMING, (_WRITE, "", "pods", "own")],
     "sft": _TRAINING,
-    "crowd": _TRAINING,
+    "crowd": [*_TRAINING, (_WRITE, "", "pods", "own")],
+    "crowd_root": [
+        (_WRITE, DRA_GROUP, "resourceclaimtemplates", "isolation"),
+        (_READ, DRA_GROUP, "resourceclaims", "isolation"),
+        (_WRITE, "", "configmaps", "isolation"),
+        ((*_WRITE, *_READ), "", "pods", "isolation"),
+        (("get",), "", "pods/log", "isolation"),
+        (_READ, "", "events", "isolation"),
+    ],
     "shared": [*_TRAINING, (_WRITE, DRA_GROUP, "resourceclaims", "own")],
     "shared_mps": [(("list",), "apps", "deployments", "driver")],
     "quota": [
@@ -129,6 +137,8 @@ def needed_rights(settings: Object) -> list[Object]:
         groups.append("shared_mps")
     if settings.get("namespace_create") and WORKLOADS & set(stages):
         groups.append("namespace_create")
+        if "crowd" in stages and settings.get("isolation_namespace"):
+            groups.append("crowd_root")
     if "quota" in stages and settings.get("kueue_configure"):
         groups.append("kueue_configure")
     places = {
@@ -137,6 +147,7 @@ def needed_rights(settings: Object) -> list[Object]:
         # Somebody else's driver may be in any namespace: that is looked up when the rights are asked for.
         "driver": str(settings["driver_namespace"]) if settings.get("driver_install") else PLUGIN_NAMESPACE,
         "kueue": KUEUE_NAMESPACE,
+        "isolation": str(settings.get("isolation_namespace") or ""),
     }
     rights: dict[tuple[str, str, str, str], Object] = {}
     for group in groups:
@@ -164,6 +175,8 @@ def named_objects(settings: Object) -> list[Object]:
         wanted.add(("ConfigMap", f"gpu-slices-{stage}", "/api/v1"))
         if stage == "callers":
             wanted.add(("CronJob", "gpu-slices-callers", "/apis/batch/v1"))
+        if stage == "crowd":
+            wanted.add(("ConfigMap", "gpu-slices-crowd-isolation", "/api/v1"))
         if stage in TRAINJOBS:
             wanted.add(("TrainingRuntime", f"gpu-slices-{stage}", "/apis/trainer.kubeflow.org/v1alpha1"))
     return [
