@@ -57,9 +57,9 @@ class TestEveryVariant:
             assert security["runAsNonRoot"] is True
             assert security["runAsUser"] > 0
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
-            assert not any(spec.get(k) for k in ("hostNetwork", "hostPID", "hostIPC", "initContainers"))
+            assert not any(spec.get(k) for k in ("hostNetwork", "hostPID", "hostIPC"))
             assert {next(iter(set(v) - {"name"})) for v in spec["volumes"]} <= {"configMap", "emptyDir"}
-            for container in spec["containers"]:
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
                 assert container["securityContext"] == {
                     "allowPrivilegeEscalation": False,
                     "capabilities": {"drop": ["ALL"]},
@@ -76,6 +76,11 @@ class TestEveryVariant:
                 for part in ("requests", "limits"):
                     assert not any("nvidia.com" in key for key in container["resources"][part])
 
+    def test_what_runs_before_has_no_claim(self, render: Render, role: str, variant: dict[str, Any]) -> None:
+        for spec in pod_specs(render(role, **variant)):
+            for container in spec.get("initContainers", []):
+                assert "claims" not in container["resources"]
+
     def test_every_mount_has_its_volume_and_every_script_its_file(
         self, render: Render, role: str, variant: dict[str, Any]
     ) -> None:
@@ -83,7 +88,7 @@ class TestEveryVariant:
         scripts = kind(manifests, "ConfigMap")["data"]
         for spec in pod_specs(manifests):
             volumes = {v["name"] for v in spec["volumes"]}
-            for container in spec["containers"]:
+            for container in [*spec["containers"], *spec.get("initContainers", [])]:
                 assert {m["name"] for m in container["volumeMounts"]} == volumes
                 script = next(a for a in container["command"] if a.startswith("/opt/gpu-slices/"))
                 assert script.rsplit("/", 1)[1] in scripts

@@ -41,6 +41,12 @@ def smoke_log(end: str = "matmul_on_slice: OK\n", smi: str = SMI, **proof: Any) 
         "backend": "cpu",
         "torch": "1.13.0",
         "matmul": {"size": 768, "max_error": 0.0, "tolerance": 0.0},
+        "without_claim": {
+            "nodes": [],
+            "nvml": {"loaded": False},
+            "smi": {"path": ""},
+            "cuda": {"loaded": False},
+        },
         **proof,
     }
     return f"{smi}cuda_available: False\n[proof] {json.dumps(facts)}\n{end}"

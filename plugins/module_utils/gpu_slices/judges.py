@@ -18,7 +18,12 @@ StageJudge = Callable[[Sequence[Member], Mapping[str, Any]], List[Check]]
 
 
 def _smoke(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:
-    return workload_log.judge_smoke(log, devices, cuda)
+    checks = workload_log.judge_smoke(log, devices, cuda)
+    if log is None:
+        return checks
+    seen = workload_log.proof(log).get("without_claim") or {}
+    asked = "A container without the claim, in the same pod, looks for a GPU"
+    return [*checks[:-1], isolation.bare_check(seen, asked), checks[-1]]
 
 
 def _sft(log: Any, devices: Any, cuda: bool, workload: Mapping[str, Any]) -> list[Check]:

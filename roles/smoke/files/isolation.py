@@ -2,7 +2,8 @@
 
 It tries and tells; whether that is as it should be is judged by who reads the log. Roles::
 
-    bare       has no claim: looks for device nodes, NVML, nvidia-smi and CUDA
+    bare       [FILE]: has no claim: looks for device nodes, NVML, nvidia-smi and CUDA, and writes what it saw
+               to the file too, for another container of the pod to tell
     neighbour  -- SCRIPT ARGUMENTS: prints its own device nodes, then becomes that Python script
     slice      [SECONDS]: has a slice: tries to reach every other one, by path and by making device nodes,
                looks through NVML, and where there is CUDA allocates until the device refuses; again and
@@ -192,7 +193,7 @@ def over_allocate(torch: Any, step: int = 64 * _MIB) -> dict[str, Any]:
     return {"got_bytes": got, "error": error, "total_bytes": total}
 
 
-def bare() -> dict[str, Any]:
+def bare(file: str = "") -> dict[str, Any]:
     """Everything a pod without a claim must not have."""
     nodes, nvml, smi, cuda = device_nodes(), nvml_view(), smi_view(), cuda_view()
     print(f"device nodes: {', '.join(n['path'] for n in nodes) or 'none'}")
@@ -200,7 +201,11 @@ def bare() -> dict[str, Any]:
     print(f"nvidia-smi: {smi['said']}")
     print(f"CUDA: {cuda['said']}; {cuda['count']} devices")
     visible = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    return {"nodes": nodes, "nvml": nvml, "smi": smi, "cuda": cuda, "visible_devices": visible}
+    seen = {"nodes": nodes, "nvml": nvml, "smi": smi, "cuda": cuda, "visible_devices": visible}
+    if file:
+        with open(file, "w", encoding="utf-8") as stream:
+            json.dump(seen, stream)
+    return seen
 
 
 def attempt(torch: Any) -> dict[str, Any]:
@@ -217,9 +222,9 @@ def attempt(torch: Any) -> dict[str, Any]:
     return {**seen, "span": [round(started, 3), round(time.time(), 3)]}
 
 
-def attempts(seconds: float, pause: float = 1.0) -> dict[str, Any]:
+def attempts(duration: str = "0", pause: float = 1.0) -> dict[str, Any]:
     """Try for so many seconds. What one round reached counts; else the first round speaks for all."""
-    began, cuda, torch = time.monotonic(), cuda_view(), None
+    began, cuda, torch, seconds = time.monotonic(), cuda_view(), None, float(duration)
     if cuda["count"] and os.getuid() != 0:
         import torch  # noqa: PLC0415 - slow, and needed only where there is CUDA
     first = attempt(torch)
@@ -274,12 +279,12 @@ def main(arguments: list[str]) -> int:
     if role == "neighbour" and len(arguments) > 2 and arguments[1] == "--":
         print("[proof] " + json.dumps({"nodes": device_nodes()}, sort_keys=True), flush=True)
         os.execv(sys.executable, [sys.executable, *arguments[2:]])  # noqa: S606
-    roles = {"bare": lambda *_: bare(), "slice": attempts}
+    roles = {"bare": bare, "slice": attempts}
     if role not in roles:
         print(f"isolation attempts: FAILED: found role '{role}'; needed bare, slice, or neighbour -- SCRIPT")
         return 1
     try:
-        proof = roles[role](float(arguments[1]) if len(arguments) > 1 else 0.0)
+        proof = roles[role](*arguments[1:2])
     except (ImportError, RuntimeError, OSError, ValueError) as fault:
         print(f"isolation attempts: FAILED: {type(fault).__name__}: {fault}", flush=True)
         return 1

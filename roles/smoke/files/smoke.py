@@ -16,6 +16,8 @@ from typing import Any
 from slice_device import DeviceError, Nvml, gib, only_device
 
 SIZE = 768
+# What a container without the claim saw before this one began.
+WITHOUT_CLAIM = "/tmp/without-claim.json"  # noqa: S108 - an emptyDir of this pod
 
 
 def list_devices() -> None:
@@ -28,6 +30,15 @@ def list_devices() -> None:
     print((listed.stdout + listed.stderr).rstrip(), flush=True)
     if listed.returncode != 0:
         raise DeviceError(f"nvidia-smi -L ended with {listed.returncode}")
+
+
+def without_claim(path: str = WITHOUT_CLAIM) -> dict[str, Any]:
+    """What the container without the claim wrote down; {} where there was none."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return dict(json.load(stream))
+    except (OSError, ValueError):
+        return {}
 
 
 def cuda_facts(torch: Any) -> dict[str, Any]:
@@ -82,6 +93,7 @@ def main() -> int:
             "torch": str(torch.__version__),
             "cuda_memory_bytes": cuda.get("memory_bytes", 0),
             "matmul": product,
+            "without_claim": without_claim(),
         }
         print("[proof] " + json.dumps(proof, sort_keys=True), flush=True)
         if product["max_error"] > product["tolerance"]:
