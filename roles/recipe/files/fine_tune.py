@@ -364,12 +364,10 @@ def start(part: str, run: Path) -> dict[str, Any]:
         [sys.executable, str(Path(__file__).resolve()), "--part", part, "--run", str(run)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
     ) as child:
+        # Read as bytes: progress bars draw over themselves with carriage returns, and only their end is kept.
         for line in child.stdout or ():
-            # Progress bars draw over themselves with carriage returns; what they end with is kept.
-            text = line.rstrip().rsplit("\r", 1)[-1]
+            text = line.decode("utf-8", "replace").rstrip().rsplit("\r", 1)[-1]
             if text.strip():
                 print(text, flush=True)
                 last = [*last, text.strip()][-_LAST_LINES:]
