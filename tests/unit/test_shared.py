@@ -294,6 +294,27 @@ def test_check_mode_takes_for_granted_what_a_run_may_bring(given, predicted):
         assert (check["status"], "a real run may bring one" in check["found"]) == ("skip", True)
 
 
+@pytest.mark.parametrize(
+    ("gates_now", "check_mode", "count"),
+    [("TimeSlicingSettings=true,", False, 0), ("", False, 1), ("", True, 0)],
+)
+def test_a_gate_that_is_off_stops_the_stage_also_without_gate_2(gates_now, check_mode, count):
+    plugin = {
+        **{
+            "namespace": "dra",
+            "name": "plugin",
+            "role": "dra",
+            "containers": ["gpus"],
+            "images": ["i:v0.4.1"],
+        },
+        **{"release": "dra", "chart": "", "feature_gates": gates_now},
+    }
+    # Also in a run that was to switch it on: by now it had its chance.
+    settings = {"mode": "shared", "strategy": "TimeSlicing", "driver_install": True}
+    checks = shared.gate_checks(facts(gpu(), daemonsets=[plugin]), settings, check_mode=check_mode)
+    assert [check["evidence"]["finding"] for check in checks] == ["gate_off"] * count
+
+
 # ------------------------------------------------------------------------------------------------ the claim
 
 OURS = {"app.kubernetes.io/managed-by": "gpu-slices"}

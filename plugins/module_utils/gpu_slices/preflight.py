@@ -240,7 +240,7 @@ def preflight_checks(facts: Object, settings: Object) -> list[Check]:
         checks.append(_driver(facts, settings))
         checks.append(_owners(facts, nodes))
     if "shared" in stages:
-        checks.append(_sharing(facts, settings))
+        checks.append(sharing_check(facts, settings))
     if "enable-driver" in stages and settings.get("mig_manage"):
         checks.append(_static(facts, settings))
     if stages & WORKLOADS:
@@ -521,7 +521,7 @@ def _driver(facts: Object, settings: Object) -> Check:
     )
 
 
-def _sharing(facts: Object, settings: Object) -> Check:
+def sharing_check(facts: Object, settings: Object) -> Check:
     """Whether the driver lets a GPU be shared as asked: it says no only when it prepares the device."""
     strategy = str(settings.get("strategy") or "TimeSlicing")
     gate, also = GATES[strategy], ""

@@ -15,7 +15,7 @@ from .claim import covers
 from .cluster import MANAGED_BY, MANAGER
 from .driver_gates import GATES, MPS, TIME_SLICING, has_gates
 from .inputs import is_true
-from .preflight import check
+from .preflight import check, sharing_check
 from .quantity import format_bytes, parse_bytes
 from .resource_slices import DRIVER, blocked, describe_profiles, node_blocked
 
@@ -273,6 +273,12 @@ def choice_check(made: Object, required: bool) -> Check:
         finding=made["kind"],
         evidence=evidence,
     )
+
+
+def gate_checks(facts: Object, settings: Object, *, check_mode: bool = False) -> list[Check]:
+    """The driver's gate as it is now, where it is off: gate 2 does not run before every play of this stage."""
+    found = sharing_check(facts, {**settings, "stages": ["shared"]})
+    return [found] if found["status"] == "fail" and not check_mode else []
 
 
 # ------------------------------------------------------------------------------------------------ the claim
