@@ -561,8 +561,8 @@ def _mappings(
         + (f"; {plan['fault']}" if plan["fault"] else ""),
         "fail",
         needed="a mapping in resources.deviceClassMappings",
-        fix=f"add {example} there (managerConfig.controllerManagerConfigYaml in the chart's values) and "
-        "restart Kueue; or set quota_kueue_configure: true",
+        fix=f"add {example} to resources.deviceClassMappings of its configuration (in the chart's values "
+        "managerConfig.controllerManagerConfigYaml) and restart Kueue; or set quota_kueue_configure: true",
         finding="kueue_deviceclass_unmapped",
         evidence=evidence,
     )

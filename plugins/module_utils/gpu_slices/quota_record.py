@@ -3,7 +3,7 @@
 A *job record* holds what was seen of one TrainJob, in the order in which it was seen (``seq`` counts over all
 jobs; what one watch tells is in the order in which it happened)::
 
-    {"name", "queue", "priority", "workload", "workload_uid",
+    {"name", "uid", "queue", "priority", "workload", "workload_uid",
      "history": [{"seq", "at", "type", "status", "reason", "message"}],   conditions of Kueue's Workload
      "suspended": [{"seq", "at", "suspend": bool}],
      "pods": [{"seq", "name", "created", "gone"}],
@@ -40,6 +40,7 @@ class Recorder:
         self.jobs: dict[str, Job] = {
             name: {
                 "name": name,
+                "uid": "",
                 "queue": "",
                 "priority": None,
                 "workload": "",
@@ -57,7 +58,7 @@ class Recorder:
         self._seq = 0
         self._conditions: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._uids: dict[str, str] = {}
-        self._events: set[tuple[str, str]] = set()
+        self._events: dict[tuple[str, str], dict[str, str]] = {}
 
     # -- what comes in; ``at`` is our clock
 
@@ -67,6 +68,7 @@ class Recorder:
         job = self.jobs.get(str(metadata["name"]))
         if job is None:
             return
+        job["uid"] = str(metadata.get("uid", ""))
         job["queue"] = str((metadata.get("labels") or {}).get(QUEUE_LABEL, ""))
         suspend = bool((item.get("spec") or {}).get("suspend"))
         if not job["suspended"] or job["suspended"][-1]["suspend"] != suspend:
@@ -74,10 +76,11 @@ class Recorder:
 
     def workload(self, item: Object, at: str) -> None:
         """A Workload as it is now."""
-        job = self.job_of_workload(item)
-        if job is None:
-            return
         metadata = item["metadata"]
+        job = self._job_of(metadata)
+        # One that is going belongs to an earlier TrainJob of this name.
+        if job is None or metadata.get("deletionTimestamp"):
+            return
         if job["workload_uid"] != metadata.get("uid"):
             job["workload"], job["workload_uid"] = str(metadata["name"]), str(metadata.get("uid", ""))
             self._say(job["name"], f"Kueue made Workload {job['workload']}")
@@ -164,23 +167,21 @@ class Recorder:
             self._gone(job, found, at)
 
     def event(self, item: Object) -> None:
-        """An event about one of the TrainJobs or its Workload."""
+        """An event about anything; whose it is may be known only later."""
         target = item.get("involvedObject") or item.get("regarding") or {}
-        kind, name = str(target.get("kind")), str(target.get("name"))
-        job = next(
-            (
-                j
-                for j in self.jobs.values()
-                if (kind == "Workload" and name == j["workload"])
-                or (kind == "TrainJob" and name == j["name"])
-            ),
-            None,
-        )
-        line = event_line(item)
-        if job is None or (job["name"], line) in self._events or len(job["events"]) >= _EVENTS:
-            return
-        self._events.add((job["name"], line))
-        job["events"].append({"at": event_time(item), "line": line})
+        kind, uid = str(target.get("kind")), str(target.get("uid"))
+        if kind in ("TrainJob", "Workload"):
+            self._events.setdefault((kind, uid), {})[event_line(item)] = event_time(item)
+
+    def close(self) -> None:
+        """Give each job the events about it and its Workload. Names are used again, UIDs are not."""
+        for job in self.jobs.values():
+            lines = {
+                **self._events.get(("TrainJob", job["uid"]), {}),
+                **self._events.get(("Workload", job["workload_uid"]), {}),
+            }
+            ordered = sorted(lines.items(), key=lambda entry: entry[1])[:_EVENTS]
+            job["events"] = [{"at": at, "line": line} for line, at in ordered]
 
     def missing(self, kind: str, uids: Container[str], at: str) -> None:
         """A list that was read anew, by UIDs: of what we know and it lacks, the end was missed."""
@@ -206,9 +207,9 @@ class Recorder:
         """What a look at a job that has to wait found."""
         self.jobs[name]["look"] = {"at": at, "suspend": suspend, "pods": pods, "claims": claims}
 
-    def job_of_workload(self, item: Object) -> Job | None:
+    def _job_of(self, metadata: Object) -> Job | None:
         """The record of the TrainJob that a Workload belongs to."""
-        for owner in item["metadata"].get("ownerReferences") or []:
+        for owner in metadata.get("ownerReferences") or []:
             if owner.get("kind") == "TrainJob":
                 return self.jobs.get(str(owner.get("name")))
         return None

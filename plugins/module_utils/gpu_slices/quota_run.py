@@ -120,6 +120,7 @@ class QuotaRun(Run):
                 director.play(running)
                 outcomes = [future.result() for future in running]
                 director.last_words(outcomes)
+                director.recorder.close()
         finally:
             hub.stop()
         lines = quota_record.events(director.recorder.jobs.values())
