@@ -27,7 +27,6 @@ class FilterModule:
             "sharing_values": driver_gates.helm_gates,
             "shared_choice": shared.choose,
             "shared_choice_check": shared.choice_check,
-            "shared_gate_checks": shared.gate_checks,
             "shared_claim_plan": shared.claim_plan,
             "shared_claim_check": shared.claim_check,
             "shared_daemons": shared.daemons_of,

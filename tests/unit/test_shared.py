@@ -187,6 +187,7 @@ def gpu(name: str = "gpu-0", node: str = "h200", **more: Any) -> dict[str, Any]:
 
 
 MIG = gpu("gpu-0-mig-1g6gb-14-0", "a30", type="mig", profile="1g.6gb", memory_bytes=6 * GIB)
+SETTINGS = {"mode": "shared", "strategy": "TimeSlicing", "driver_install": False}
 NODE = {"ready": True, "unschedulable": False, "taints": []}
 
 
@@ -208,7 +209,7 @@ def facts(*devices: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_free_gpu_is_chosen_and_slices_are_not():
-    made = shared.choose(facts(MIG, gpu()))
+    made = shared.choose(facts(MIG, gpu()), SETTINGS)
     assert [device["device"] for device in made["gpus"]] == ["gpu-0"]
     check = shared.choice_check(made, True)
     assert check["status"] == "pass"
@@ -216,7 +217,7 @@ def test_a_free_gpu_is_chosen_and_slices_are_not():
 
 
 def test_what_our_own_claim_holds_is_free_for_it():
-    made = shared.choose(facts(gpu(holder=holder("gpu-slices-shared", "gpu-slices", ("a-0",)))))
+    made = shared.choose(facts(gpu(holder=holder("gpu-slices-shared", "gpu-slices", ("a-0",)))), SETTINGS)
     assert "held by our own claim" in shared.choice_check(made, True)["found"]
 
 
@@ -257,7 +258,7 @@ def test_what_our_own_claim_holds_is_free_for_it():
 )
 @pytest.mark.parametrize("required", [True, False])
 def test_without_a_free_gpu_it_is_said_why_at_once(given, kind, part, required):
-    made = shared.choose(given)
+    made = shared.choose(given, SETTINGS)
     assert (made["gpus"], made["kind"]) == ([], kind)
     check = shared.choice_check(made, required)
     assert check["status"] == ("fail" if required else "skip")
@@ -269,15 +270,15 @@ def test_without_a_free_gpu_it_is_said_why_at_once(given, kind, part, required):
 def test_a_tolerated_node_can_be_used():
     taint = {"key": "gpu", "value": "", "effect": "NoSchedule"}
     given = facts(gpu(), nodes={"h200": {**NODE, "taints": [taint]}})
-    assert shared.choose(given)["kind"] == "node_excluded"
-    assert shared.choose(given, tolerations=[{"key": "gpu", "operator": "Exists"}])["gpus"]
+    assert shared.choose(given, SETTINGS)["kind"] == "node_excluded"
+    assert shared.choose(given, SETTINGS, tolerations=[{"key": "gpu", "operator": "Exists"}])["gpus"]
 
 
 def test_facts_that_cannot_be_read_fail_in_any_case():
     given = facts(gpu())
     del given["claims"]
     given["errors"] = {"claims": {"kind": "forbidden", "message": "claims are forbidden"}}
-    check = shared.choice_check(shared.choose(given), False)
+    check = shared.choice_check(shared.choose(given, SETTINGS), False)
     assert check["status"] == "fail"
     assert "claims are forbidden" in check["found"]
 
@@ -287,32 +288,45 @@ def test_facts_that_cannot_be_read_fail_in_any_case():
     [(facts(MIG), True), (facts(), True), (facts(gpu(holder=holder("c"))), False), (facts(gpu()), False)],
 )
 def test_check_mode_takes_for_granted_what_a_run_may_bring(given, predicted):
-    made = shared.choose(given, predict=True)
+    made = shared.choose(given, SETTINGS, predict=True)
     assert made["predicted"] is predicted
     if predicted:
         check = shared.choice_check(made, True)
         assert (check["status"], "a real run may bring one" in check["found"]) == ("skip", True)
 
 
+PLUGIN = {
+    "namespace": "dra",
+    "name": "plugin",
+    "role": "dra",
+    "release": "dra",
+    "chart": "dra-driver-nvidia-gpu-0.4.1",
+    "containers": ["gpus"],
+    "images": [],
+}
+
+
 @pytest.mark.parametrize(
-    ("gates_now", "check_mode", "count"),
-    [("TimeSlicingSettings=true,", False, 0), ("", False, 1), ("", True, 0)],
+    ("gates_now", "predict", "kind", "status"),
+    [
+        ("TimeSlicingSettings=true,", False, "", "pass"),
+        ("", False, "gate_off", "skip"),
+        ("", True, "gate_off", "skip"),
+    ],
 )
-def test_a_gate_that_is_off_stops_the_stage_also_without_gate_2(gates_now, check_mode, count):
-    plugin = {
-        **{
-            "namespace": "dra",
-            "name": "plugin",
-            "role": "dra",
-            "containers": ["gpus"],
-            "images": ["i:v0.4.1"],
-        },
-        **{"release": "dra", "chart": "", "feature_gates": gates_now},
-    }
+def test_a_gate_that_is_off_stops_the_stage_also_without_gate_2(gates_now, predict, kind, status):
     # Also in a run that was to switch it on: by now it had its chance.
-    settings = {"mode": "shared", "strategy": "TimeSlicing", "driver_install": True}
-    checks = shared.gate_checks(facts(gpu(), daemonsets=[plugin]), settings, check_mode=check_mode)
-    assert [check["evidence"]["finding"] for check in checks] == ["gate_off"] * count
+    settings = {**SETTINGS, "driver_install": True}
+    given = facts(gpu(), daemonsets=[{**PLUGIN, "feature_gates": gates_now}])
+    made = shared.choose(given, settings, predict=predict)
+    assert (made["kind"], bool(made["gpus"]), made["predicted"]) == (kind, not kind, predict)
+    check = shared.choice_check(made, False)
+    assert check["status"] == status
+    if kind and not predict:
+        assert check["found"] == (
+            "TimeSlicingSettings is off in dra/plugin (driver 0.4.1; gates that are on: none) [gate_off]"
+        )
+        assert "run with --tags enable-driver,shared" in check["fix"]
 
 
 # ------------------------------------------------------------------------------------------------ the claim

@@ -48,7 +48,7 @@ _FIXES = {
     "node_excluded": "make these nodes schedulable, or tolerate their taints (gpu_slices_tolerations)",
 }
 # What a real run may mend, so that check mode goes on.
-_MENDABLE = ("no_driver", "no_class", "slice_empty", "no_gpu", "pool_incomplete")
+_MENDABLE = ("no_driver", "no_class", "slice_empty", "no_gpu", "pool_incomplete", "gate_off")
 
 
 # -------------------------------------------------------------------------------------------------- inputs
@@ -190,14 +190,28 @@ def sharing(strategy: str, interval: str = "", mps: Mapping[str, Any] | None = N
 # -------------------------------------------------------------------------------------------------- the GPU
 
 
-def choose(facts: Object, *, tolerations: Iterable[Object] = (), predict: bool = False) -> Object:
-    """Is a full GPU free for the claim?
+def choose(
+    facts: Object, settings: Object, *, tolerations: Iterable[Object] = (), predict: bool = False
+) -> Object:
+    """Is a full GPU free for the claim, and does the driver let it be shared?
+
+    ``settings``: ``strategy``, ``mode``, ``driver_install``. The gate is looked at here too, since not every
+    play of this stage has gate 2 before it.
 
     What our own claim holds counts as free for it. Returns ``{gpus (usable), kind, reason, published,
     predicted}``; the scheduler picks among the usable ones. In check mode (``predict``) what a real run may
     bring is taken for granted.
     """
     made = _choose(facts, list(tolerations))
+    if made["gpus"]:
+        gate = sharing_check(facts, {**settings, "stages": ["shared"]})
+        if gate["status"] == "fail":
+            reason = gate["found"].rpartition(" [")[0]
+            made = {
+                **_none("gate_off", reason, made["published"]),
+                "fix": gate["fix"],
+                "needed": gate["needed"],
+            }
     made["predicted"] = bool(predict and made["kind"] in _MENDABLE)
     return made
 
@@ -251,7 +265,7 @@ def _none(kind: str, reason: str, published: str = "none") -> Object:
 
 def choice_check(made: Object, required: bool) -> Check:
     """The choice as one check: pass, skip with the reason, or fail where a GPU is required."""
-    asked = "Is a full GPU free to be shared?"
+    asked = "Is a full GPU free, and may it be shared?"
     if made["predicted"]:
         return check("gpu", asked, f"{made['reason']}; check mode: a real run may bring one", "skip")
     evidence = {"published": made["published"], "free": [gpu["device"] for gpu in made["gpus"]]}
@@ -268,17 +282,11 @@ def choice_check(made: Object, required: bool) -> Check:
         asked,
         made["reason"],
         status,
-        needed="a published device of type gpu that no other claim holds",
-        fix=_FIXES[made["kind"]],
+        needed=made.get("needed") or "a published device of type gpu that no other claim holds",
+        fix=made.get("fix") or _FIXES[made["kind"]],
         finding=made["kind"],
         evidence=evidence,
     )
-
-
-def gate_checks(facts: Object, settings: Object, *, check_mode: bool = False) -> list[Check]:
-    """The driver's gate as it is now, where it is off: gate 2 does not run before every play of this stage."""
-    found = sharing_check(facts, {**settings, "stages": ["shared"]})
-    return [found] if found["status"] == "fail" and not check_mode else []
 
 
 # ------------------------------------------------------------------------------------------------ the claim
