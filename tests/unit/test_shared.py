@@ -385,6 +385,10 @@ def test_the_claim_is_applied_replaced_or_left(there, check_mode, apply, replace
     check = shared.claim_check(plan, "gpu-slices")
     assert check["status"] == status
     assert bool(check["fix"]) is (status == "fail")
+    if status == "pass":
+        missing = there["objects"]["claim"] is None
+        said = "is replaced" if replace else "is applied" if missing or apply else "is there"
+        assert check["found"] == f"it {said}"
 
 
 def test_whoever_holds_the_claim_is_named():

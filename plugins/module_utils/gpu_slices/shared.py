@@ -295,11 +295,11 @@ def choice_check(made: Object, required: bool) -> Check:
 def claim_plan(facts: Object, manifests: list[Object], *, check_mode: bool = False) -> Object:
     """What to do so that the manifests (a Namespace, our ResourceClaim) are in the cluster.
 
-    Returns ``{"apply": [...], "replace": bool, "foreign": "", "users": ""}``. ``replace``: our claim is there
+    Returns ``{apply [manifests], missing, replace, foreign, users}``. ``replace``: our claim is there
     with another spec, which cannot be changed, so it is deleted first. ``foreign``: a claim of that name is
     not ours. ``users``: pods that are not ours hold the claim that was to be replaced, so it stays.
     """
-    plan: Object = {"apply": [], "replace": False, "foreign": "", "users": ""}
+    plan: Object = {"apply": [], "missing": False, "replace": False, "foreign": "", "users": ""}
     namespace = facts["namespace"]
     live = next(iter((facts.get("objects") or {}).values()), None)
     for manifest in manifests:
@@ -312,6 +312,8 @@ def claim_plan(facts: Object, manifests: list[Object], *, check_mode: bool = Fal
         where = f"ResourceClaim {metadata['namespace']}/{metadata['name']}"
         labels = ((live or {}).get("metadata") or {}).get("labels") or {}
         if live is None:
+            plan["missing"] = True
+            # A dry run in a namespace that is not there yet would be refused.
             if namespace["found"] or not check_mode:
                 plan["apply"].append(manifest)
         elif labels.get(MANAGED_BY) != MANAGER:
@@ -361,8 +363,8 @@ def claim_check(plan: Object, namespace: str) -> Check:
             fix="delete these pods, keep the former settings, or choose another gpu_slices_namespace",
             finding="claim_in_use",
         )
-    kinds = [manifest["kind"] for manifest in plan["apply"]]
-    does = "is replaced" if plan["replace"] else "is applied" if "ResourceClaim" in kinds else "is there"
+    applied = any(manifest["kind"] == "ResourceClaim" for manifest in plan["apply"])
+    does = "is replaced" if plan["replace"] else "is applied" if applied or plan["missing"] else "is there"
     return check("claim", asked, f"it {does}")
 
 
