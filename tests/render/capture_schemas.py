@@ -1,6 +1,6 @@
-"""Make tests/fixtures/schemas/ anew from a running API server and from Trainer's CRDs.
+"""Make tests/fixtures/schemas/ anew from a running API server and from the CRDs of Trainer and Kueue.
 
-    capture_schemas.py KUBECONFIG CRD_DIRECTORY TRAINER_VERSION
+    capture_schemas.py KUBECONFIG TRAINER_CRDS TRAINER_VERSION KUEUE_CRDS KUEUE_VERSION
 
 Keeps what validation needs of the kinds our roles render, and leaves out descriptions.
 """
@@ -21,9 +21,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "fixtures/schemas"
 KINDS = {
     "/openapi/v3/api/v1": ("Pod", "ConfigMap", "Namespace"),
     "/openapi/v3/apis/batch/v1": ("Job", "CronJob"),
-    "/openapi/v3/apis/resource.k8s.io/v1": ("ResourceClaim", "ResourceClaimTemplate"),
+    "/openapi/v3/apis/resource.k8s.io/v1": ("DeviceClass", "ResourceClaim", "ResourceClaimTemplate"),
 }
 CRDS = ("trainjobs", "trainingruntimes")
+KUEUE_CRDS = ("clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses")
 
 
 def bare(value: Any, inside_properties: bool = False) -> Any:
@@ -51,7 +52,7 @@ def references(value: Any) -> set[str]:
 
 def main() -> None:
     """Read, trim, write."""
-    kubeconfig, crds, trainer = sys.argv[1:4]
+    kubeconfig, crds, trainer, kueue_crds, kueue = sys.argv[1:6]
     api = KubeApi.from_kubeconfig(kubeconfig)
     version = api.get("/version")["gitVersion"]
     for path, kinds in KINDS.items():
@@ -73,6 +74,20 @@ def main() -> None:
         served = next(v for v in crd["spec"]["versions"] if v["name"] == "v1alpha1")
         schema = bare(served["schema"]["openAPIV3Schema"])
         write(plural, trainer, {"kind": crd["spec"]["names"]["kind"], "schema": schema})
+    write("kueue", kueue, {"schemas": kueue_schemas(Path(kueue_crds))})
+
+
+def kueue_schemas(folder: Path) -> dict[str, Any]:
+    """``v1beta2/ClusterQueue`` and so on, each served version of the kinds that we render."""
+    found = {}
+    for plural in KUEUE_CRDS:
+        crd = yaml.safe_load((folder / f"kueue.x-k8s.io_{plural}.yaml").read_text())
+        for version in crd["spec"]["versions"]:
+            schema = bare(version["schema"]["openAPIV3Schema"])
+            # What the controller writes is not ours to render.
+            schema["properties"].pop("status", None)
+            found[f"{version['name']}/{crd['spec']['names']['kind']}"] = schema
+    return found
 
 
 def write(name: str, version: str, content: dict[str, Any]) -> None:

@@ -40,6 +40,10 @@ def _validator(api_version: str, kind: str) -> jsonschema.Validator:
         # The API machinery adds these to every custom resource.
         schema["properties"]["metadata"] = {"type": "object"}
         return jsonschema.Draft202012Validator(schema)
+    if api_version.startswith("kueue."):
+        schema = _strict(_load("kueue")["schemas"][f"{api_version.split('/')[1]}/{kind}"])
+        schema["properties"]["metadata"] = {"type": "object"}
+        return jsonschema.Draft202012Validator(schema)
     source = _load("core" if api_version == "v1" else api_version.split("/", maxsplit=1)[0])
     group, _, version = api_version.rpartition("/")
     wanted = {"group": group, "kind": kind, "version": version}
