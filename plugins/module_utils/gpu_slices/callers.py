@@ -309,7 +309,8 @@ def plan(
     earlier Indexed Job; one that has proved itself stays, though too few slices be free for another. Returns
     ``ground`` (what starts nothing: scripts and CronJob), ``callers`` (what starts pods, but not the
     CronJob's Job), ``cronjob`` (the CronJob) and ``manual`` (the Job to be made from it, without the owner's
-    uid) or empty, ``workloads`` for workload_follow, ``rows`` for gpu_check, ``names`` (caller -> name).
+    uid) or empty, ``manifests`` (all of them), ``workloads`` for workload_follow, ``rows`` for gpu_check,
+    ``names`` (caller -> name).
     """
     made: Object = {
         "ground": [scripts],
@@ -355,6 +356,7 @@ def plan(
                 "id": caller,
             }
         )
+    made["manifests"] = [*made["ground"], *made["callers"], *([made["manual"]] if made["manual"] else [])]
     return made
 
 
