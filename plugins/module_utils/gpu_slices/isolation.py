@@ -129,7 +129,7 @@ def judge_root(members: Sequence[Member], arguments: Mapping[str, Any]) -> list[
     ]
 
 
-def bare_check(seen: Seen, asked: str, same_node: bool = True) -> Check:
+def bare_check(seen: Seen, asked: str, same_node: bool = True, wrong_is: str = "fail") -> Check:
     """A container without a claim must see no GPU at all; ``seen`` is its proof."""
     nodes, smi = [str(n.get("path")) for n in seen.get("nodes") or []], seen.get("smi") or {}
     nvml, cuda = seen.get("nvml") or {}, seen.get("cuda") or {}
@@ -157,7 +157,7 @@ def bare_check(seen: Seen, asked: str, same_node: bool = True) -> Check:
         asked,
         "no device node, nothing through NVML, nvidia-smi or CUDA",
         found,
-        "fail" if wrong else "pass",
+        wrong_is if wrong else "pass",
         fix="something besides the claim hands out GPUs: the NVIDIA runtime as default runtime with "
         f"NVIDIA_VISIBLE_DEVICES={visible or '(unset)'}, a device plugin, or a privileged pod",
         proved="real: what the runtime puts into the container",
@@ -401,7 +401,7 @@ def _row(
         "asked": asked,
         "found": found,
         "needed": needed,
-        "fix": fix if status == "fail" else "",
+        "fix": fix if status in ("fail", "warn") else "",
         "evidence": {**(evidence or {}), "proved": proved or "nothing"},
     }
 
