@@ -24,7 +24,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices import callers, crowd, inputs, recipe, shared
+from gpu_slices import callers, crowd, inputs, kueue, recipe, shared
 from gpu_slices.mig_geometry import LayoutError
 from gpu_slices.mig_layout import layout_faults, merge_configs
 
@@ -80,6 +80,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             faults += crowd.faults({**settings, **mine})
         if "callers" in stages:
             faults += callers.faults(mine)
+        if "quota" in stages:
+            faults += kueue.input_faults(mine)
         if "recipe" in stages:
             faults += recipe.faults({**settings, **mine})
         faults += inputs.value_faults(settings, stages)

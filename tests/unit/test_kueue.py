@@ -429,3 +429,32 @@ class TestPreflight:
     def test_facts_that_could_not_be_read(self) -> None:
         made = preflight._quota({"errors": {"kueue": {"message": "403"}}}, self.SETTINGS)
         assert (made[0]["status"], made[0]["found"]) == ("fail", "403 [facts_unreadable]")
+
+
+class TestInputs:
+    def test_what_is_fine(self) -> None:
+        assert kueue.input_faults({}) == []
+        good = {
+            "quota_device_class": "mig-1g.example.com",
+            "quota_resource": "slices",
+            "quota_resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {}},
+            "quota_hold_seconds": 20,
+        }
+        assert kueue.input_faults(good) == []
+
+    @pytest.mark.parametrize(
+        ("name", "value", "said"),
+        [
+            ("quota_device_class", "Mig_1g", "name of a DeviceClass"),
+            ("quota_resource", "a/b/", "resource's name"),
+            ("quota_resource", "UPPER.example/x", "resource's name"),
+            ("quota_resources", {"requests": {"cpu": "lots"}}, "quota_resources.requests.cpu: 'lots'"),
+            ("quota_resources", {"requests": ["cpu"]}, "no mapping"),
+            ("quota_resources", {"request": {}}, "has request"),
+            ("quota_hold_seconds", 600, "have to end within it"),
+        ],
+    )
+    def test_what_is_wrong_names_the_variable(self, name: str, value: Any, said: str) -> None:
+        (fault,) = kueue.input_faults({name: value})
+        assert name in fault
+        assert said in fault

@@ -52,6 +52,8 @@ _NUMBERS = {
             *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
             *("crowd_timeout", "crowd_seconds", "crowd_isolation_seconds"),
             *("callers_timeout", "callers_schedule_timeout"),
+            *("quota_timeout", "quota_schedule_timeout", "quota_hold_seconds", "quota_grace"),
+            *("quota_team_a", "quota_team_b"),
             *("recipe_timeout", "recipe_schedule_timeout", "recipe_held_out_rows"),
         ),
         (0.0, math.inf),

@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 from . import kueue_config
 from .kube_version import Version, at_least, parse_version, show
 from .kueue_config import ConfigError
+from .quantity import parse_quantity
 from .resource_slices import DRIVER, profile_slug
 
 Object = Dict[str, Any]
@@ -47,6 +48,48 @@ _KUEUE_OF = {
 _IMAGE_VERSION = re.compile(r":(v?\d+\.\d+\.\d+[^@]*)(@.*)?$")
 _CHART_VERSION = re.compile(r"-(v?\d+\.\d+\.\d+.*)$")
 _MANAGER_IMAGE = re.compile(r"(^|/)kueue(-manager|-controller)?([:@]|$)")
+
+
+_SUBDOMAIN = re.compile(r"^(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+_LABEL_NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+
+
+def input_faults(values: Mapping[str, Any]) -> list[str]:
+    """Faults of the stage's variables that types do not show. ``values``: those that are set."""
+    faults = []
+    device_class = str(values.get("quota_device_class") or "")
+    if device_class and not _SUBDOMAIN.match(device_class):
+        faults.append(
+            f"quota_device_class is '{device_class}': needed is the name of a DeviceClass, as "
+            "mig-1g-6gb.example.com."
+        )
+    resource = str(values.get("quota_resource") or "")
+    prefix, slash, name = resource.rpartition("/")
+    if resource and not (_LABEL_NAME.match(name) and (not slash or _SUBDOMAIN.match(prefix))):
+        faults.append(f"quota_resource is '{resource}': needed is a resource's name, as example.com/slice.")
+    resources = values.get("quota_resources")
+    for part in ("requests", "limits") if isinstance(resources, Mapping) else ():
+        given = resources.get(part) or {}
+        if not isinstance(given, Mapping):
+            faults.append(f"quota_resources.{part} is no mapping: write it like {{cpu: 250m, memory: 1Gi}}.")
+            continue
+        for key, amount in given.items():
+            try:
+                parse_quantity(amount)
+            except ValueError as error:
+                faults.append(f"quota_resources.{part}.{key}: {error}.")
+    if isinstance(resources, Mapping) and set(resources) - {"requests", "limits"}:
+        odd = ", ".join(sorted(str(key) for key in set(resources) - {"requests", "limits"}))
+        faults.append(f"quota_resources has {odd}: needed are requests and limits.")
+    hold, limit = values.get("quota_hold_seconds", 15), values.get("quota_timeout", 600)
+    try:
+        if float(hold) >= float(limit):
+            faults.append(
+                f"quota_hold_seconds is {hold} and quota_timeout {limit}: the jobs have to end within it."
+            )
+    except (TypeError, ValueError):
+        pass  # The types are checked elsewhere.
+    return faults
 
 
 # ------------------------------------------------------------------------------------------------- trimming
