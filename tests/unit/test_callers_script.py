@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from gpu_slices import judges
+from gpu_slices.resource_slices import merge_slices
 
 ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures"
 for folder in ("roles/smoke/files", "roles/callers/files"):
     sys.path.insert(0, str(ROOT / folder))
 
@@ -144,3 +148,22 @@ def test_any_other_device_fails(monkeypatch: Any, capsys: Any, devices: Any) -> 
 def test_a_pod_without_a_device_fails(capsys: Any) -> None:
     assert caller.main(["--caller=pod"]) == 1
     assert "libnvidia-ml.so.1 cannot be loaded" in capsys.readouterr().out
+
+
+def test_what_a_real_gpu_printed_is_judged_by_what_the_real_driver_published() -> None:
+    """The script on a real H200, without torch: the CUDA driver alone satisfies a judge that wants CUDA."""
+    log = (FIXTURES / "logs/caller-h200-cuda.txt").read_text()
+    published = yaml.safe_load((FIXTURES / "resourceslices/h200-real-full.yaml").read_text())
+    (device,) = merge_slices(published.get("items", [published]))["devices"]
+    judge = judges.WORKLOAD["device"]
+    checks = judge(log, [device], True, {"ok": "slice claimed by pod: OK"})
+    assert [check["id"] for check in checks if check["status"] != "pass"] == []
+    assert next(c for c in checks if c["id"] == "backend")["found"].startswith("on cuda, which counts")
+    assert any(
+        check["status"] == "fail" for check in judge(log, [device], True, {"ok": "slice claimed by job: OK"})
+    )
+    without = log.replace('"backend": "cuda"', '"backend": "cpu"')
+    failing = [
+        c["id"] for c in judge(without, [device], True, {"ok": "slice claimed by pod: OK"}) if c["fix"]
+    ]
+    assert failing == ["backend"]
