@@ -34,7 +34,7 @@ class TestGate1:
                 recipe_hf_endpoint="https://hub.example.com",
                 recipe_training={"lora_rank": 16, "learning_rate": 0.0001, "quantization_bit": 4},
                 recipe_model_parameters="0.6B",
-                recipe_environment={"HTTPS_PROXY": "http://proxy:3128", "TOKENIZERS_PARALLELISM": "false"},
+                recipe_environment={"HTTPS_PROXY": "http://proxy:3128", "OMP_NUM_THREADS": "1"},
             )
             == []
         )
@@ -99,6 +99,7 @@ class TestGate1:
             ("recipe_model_config", {"hidden_size": 8}, "found no num_hidden_layers"),
             ("recipe_environment", {"STORAGE_URI": "x"}, "neither Trainer nor the role sets"),
             ("recipe_environment", {"PET_NNODES": "2"}, "neither Trainer nor the role sets"),
+            ("recipe_environment", {"TOKENIZERS_PARALLELISM": "true"}, "neither Trainer nor the role sets"),
             ("recipe_environment", {"1X": "2"}, "neither Trainer nor the role sets"),
         ],
     )
@@ -355,7 +356,8 @@ PROOF = {
     "peak_bytes": 700_000_000,
     "peak_kind": "rss",
     "adapter": {
-        "path": "/workspace/runs/x/adapter",
+        "claim": "mine",
+        "path": "gpu-slices-recipe/runs/x/adapter",
         "files": [
             {"name": "adapter_config.json", "bytes": 700, "sha256": "0" * 64},
             {"name": "adapter_model.safetensors", "bytes": 337_000, "sha256": "a" * 64},
@@ -378,6 +380,7 @@ class TestJudge:
         assert {row["status"] for row in rows.values()} == {"pass"}
         assert {"held-out-loss", "adapter", "peak-memory", "uuid", "log"} <= set(rows)
         assert "5.26 with the base model, 4.57 with the adapter" in rows["held-out-loss"]["found"]
+        assert "claim mine, gpu-slices-recipe/runs/x/adapter/adapter_model" in rows["adapter"]["found"]
         assert "sha256 aaaa" in rows["adapter"]["found"]
 
     @pytest.mark.parametrize(

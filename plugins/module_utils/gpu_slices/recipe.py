@@ -57,6 +57,8 @@ _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _ENVIRONMENT = (
     *("STORAGE_URI", "TRAINJOB_NAME", "GPU_SLICES_PROFILE", "HOME", "HF_HOME", "HF_ENDPOINT"),
     *("HF_HUB_OFFLINE", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "FORCE_TORCHRUN"),
+    *("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"),
+    "TOKENIZERS_PARALLELISM",
 )
 _FORMS = "hf://org/name, file:///path or pvc://claim/path"
 
@@ -571,7 +573,8 @@ def _judge_adapter(seen: Mapping[str, Any]) -> Check:
     found = "no adapter in the proof line"
     if weights:
         found = (
-            f"{adapter.get('path')}/{weights[0].get('name')}, {weights[0].get('bytes')} bytes, "
+            f"claim {adapter.get('claim')}, {adapter.get('path')}/{weights[0].get('name')}, "
+            f"{weights[0].get('bytes')} bytes, "
             f"{seen.get('trainable')} weights, sha256 {weights[0].get('sha256')}"
         )
     return check(

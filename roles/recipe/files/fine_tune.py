@@ -264,11 +264,19 @@ def peak_memory(torch: Any, backend: str) -> dict[str, Any]:
     return {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "peak_kind": "rss"}
 
 
+def quiet() -> None:
+    """Keep transformers from printing the model's config again and again, as LlamaFactory asks it to."""
+    from transformers.utils import logging  # noqa: PLC0415
+
+    logging.set_verbosity_info = logging.set_verbosity_warning
+
+
 def train(run: Path) -> None:
     """Train with LlamaFactory as its command line does. In a process of its own: its memory goes with it."""
     import torch  # noqa: PLC0415
     import yaml  # noqa: PLC0415
 
+    quiet()
     facts = backend_of(torch)
     config = yaml.safe_load((run / "training.yaml").read_text())
     bf16 = facts["backend"] == "cuda" and torch.cuda.is_bf16_supported()
@@ -323,6 +331,7 @@ def judge(run: Path) -> None:
     from llamafactory.model import load_model, load_tokenizer  # noqa: PLC0415
     from peft import PeftModel  # noqa: PLC0415
 
+    quiet()
     facts = backend_of(torch)
     config = yaml.safe_load((run / "training.yaml").read_text())
     for key in ("max_samples", "packing", "neat_packing", "val_size", "eval_dataset", "do_eval"):
@@ -472,7 +481,11 @@ def fine_tune(settings: dict[str, Any], nvml: Nvml) -> None:
         "seed": settings["seed"],
         "model": source_note("model"),
         "dataset": source_note("dataset"),
-        "adapter": {"path": str(run / "adapter"), "files": files},
+        "adapter": {
+            "claim": settings["claim"],
+            "path": f"{settings['folder']}/{(run / 'adapter').relative_to(WORKSPACE)}",
+            "files": files,
+        },
     }
     (run / "proof.json").write_text(json.dumps(proof, indent=2, sort_keys=True) + "\n")
     print("[proof] " + json.dumps(proof, sort_keys=True), flush=True)
