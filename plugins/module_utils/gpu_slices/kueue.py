@@ -68,7 +68,9 @@ def input_faults(values: Mapping[str, Any]) -> list[str]:
     if resource and not (_LABEL_NAME.match(name) and (not slash or _SUBDOMAIN.match(prefix))):
         faults.append(f"quota_resource is '{resource}': needed is a resource's name, as example.com/slice.")
     resources = values.get("quota_resources")
-    for part in ("requests", "limits") if isinstance(resources, Mapping) else ():
+    if not isinstance(resources, Mapping):
+        resources = {}  # The types are checked elsewhere.
+    for part in ("requests", "limits"):
         given = resources.get(part) or {}
         if not isinstance(given, Mapping):
             faults.append(f"quota_resources.{part} is no mapping: write it like {{cpu: 250m, memory: 1Gi}}.")
@@ -78,8 +80,8 @@ def input_faults(values: Mapping[str, Any]) -> list[str]:
                 parse_quantity(amount)
             except ValueError as error:
                 faults.append(f"quota_resources.{part}.{key}: {error}.")
-    if isinstance(resources, Mapping) and set(resources) - {"requests", "limits"}:
-        odd = ", ".join(sorted(str(key) for key in set(resources) - {"requests", "limits"}))
+    odd = ", ".join(sorted(str(key) for key in set(resources) - {"requests", "limits"}))
+    if odd:
         faults.append(f"quota_resources has {odd}: needed are requests and limits.")
     hold, limit = values.get("quota_hold_seconds", 15), values.get("quota_timeout", 600)
     try:
