@@ -36,8 +36,8 @@ def documents() -> list[dict[str, Any]]:
     [
         ({"callers_enabled": []}, "callers_enabled is empty"),
         ({"callers_hold": -1}, "callers_hold is -1"),
-        ({"callers_hold": "400"}, "less than callers_timeout (300)"),
-        ({"callers_hold": 8, "callers_timeout": 8}, "less than callers_timeout (8)"),
+        ({"callers_hold": "400"}, "less than half of callers_timeout (300)"),
+        ({"callers_hold": 8, "callers_timeout": 16}, "less than half of callers_timeout (16)"),
         ({"callers_volcano_queue": "My queue"}, "callers_volcano_queue is 'My queue'"),
         ({"callers_resources": {"limits": {"nvidia.com/gpu": 1}}}, "holds limits.nvidia.com/gpu"),
         ({"callers_resources": {"claims": [{"name": "x"}]}}, "holds claims"),

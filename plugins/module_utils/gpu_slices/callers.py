@@ -45,9 +45,11 @@ def faults(given: Mapping[str, Any]) -> list[str]:
         found.append(
             f"callers_enabled is empty: name at least one of {', '.join(CALLERS)}, or leave the tag out."
         )
-    hold, limit = given.get("callers_hold", 8), given.get("callers_timeout", 300)
-    if _whole(hold) and _whole(limit) and not 0 <= int(hold) < int(limit):
-        found.append(f"callers_hold is {hold}: needed is 0 or more and less than callers_timeout ({limit}).")
+    hold, limit = given.get("callers_hold", 6), given.get("callers_timeout", 300)
+    if _whole(hold) and _whole(limit) and not 0 <= 2 * int(hold) < int(limit):
+        found.append(
+            f"callers_hold is {hold}: needed is 0 or more and less than half of callers_timeout ({limit})."
+        )
     queue = str(given.get("callers_volcano_queue", "default"))
     if not re.match(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", queue):
         found.append(f"callers_volcano_queue is '{queue}': needed is the name of a queue, as default.")
