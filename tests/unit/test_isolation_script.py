@@ -180,7 +180,7 @@ class OutOfMemoryError(RuntimeError):
 
 def test_allocation_until_it_is_refused() -> None:
     torch = Torch(1000, 950, OutOfMemoryError)
-    assert script.over_allocate(torch, 100) == {
+    assert script.over_allocate(torch, 100, hold=0) == {
         "got_bytes": 900,
         "error": "OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB.",
         "total_bytes": 1000,
@@ -189,7 +189,7 @@ def test_allocation_until_it_is_refused() -> None:
 
 
 def test_an_allocation_that_is_never_refused_ends_all_the_same() -> None:
-    assert script.over_allocate(Torch(1000, 10**9), 100) == {
+    assert script.over_allocate(Torch(1000, 10**9), 100, hold=0) == {
         "got_bytes": 2000,
         "error": "",
         "total_bytes": 1000,

@@ -171,10 +171,10 @@ def cuda_view(library: str = "libcuda.so.1") -> dict[str, Any]:
     return {"loaded": True, "count": count.value if code == 0 else 0, "said": f"code {code}"}
 
 
-def over_allocate(torch: Any, step: int = 64 * _MIB) -> dict[str, Any]:
-    """Take memory of the device until it refuses, and give it back: {"got_bytes", "error", "total_bytes"}.
+def over_allocate(torch: Any, step: int = 64 * _MIB, hold: float = 1.0) -> dict[str, Any]:
+    """Take memory of the device until it refuses, hold it a moment, and give it back.
 
-    ``error`` is the class and text of what torch raised.
+    {"got_bytes", "error", "total_bytes"}; ``error`` is the class and text of what torch raised.
     """
     kept: list[Any] = []
     total = int(torch.cuda.get_device_properties(0).total_memory)
@@ -188,6 +188,7 @@ def over_allocate(torch: Any, step: int = 64 * _MIB) -> dict[str, Any]:
     else:
         error = ""
     got = len(kept) * step
+    time.sleep(hold)
     kept.clear()
     torch.cuda.empty_cache()
     return {"got_bytes": got, "error": error, "total_bytes": total}
