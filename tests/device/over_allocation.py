@@ -1,13 +1,13 @@
 """Allocate more memory than a real GPU has, in one process, while another one trains on it.
 
-Needs a CUDA GPU, torch, transformers and peft, and no cluster. The neighbour is the fine-tune of the roles and
-the allocation is that of the isolation pods, each in a process of its own::
+Needs a CUDA GPU, torch, transformers and peft, and no cluster. The neighbour is the fine-tune of the roles
+and the allocation is that of the isolation pods, each in a process of its own::
 
     python3 tests/device/over_allocation.py
 
-On a GPU without MIG both share one device, so the bound is the card's memory and not a slice's: what is proved
-is that CUDA refuses, that the refusal stays in the process that asked, and that the neighbour trains on to its
-end. Nothing about the GPU is set or changed. Prints what happened, one line of JSON, and as its last line
+On a GPU without MIG both share one device, so the bound is the card's memory and not a slice's: what is
+proved is that CUDA refuses, that the refusal stays in the process that asked, and that the neighbour trains
+on to its end. Nothing about the GPU is set or changed. Prints what happened, one line of JSON, and at the end
 ``over-allocation beside a training: OK``; exit status 1 and a reason otherwise.
 """
 
@@ -100,7 +100,7 @@ def judge(rounds: list[dict[str, Any]], proof: dict[str, Any], steps: list[float
         began, ended = seen["span"]
         if not proof["started_at"] < began < ended < proof["ended_at"]:
             raise ProofError(
-                f"found a round at {seen['span']}; needed it inside {proof['started_at']}..{proof['ended_at']}"
+                f"found a round at {began}..{ended}; needed within {proof['started_at']}..{proof['ended_at']}"
             )
         if not any(began < step < ended for step in steps):
             raise ProofError(f"found no step of the neighbour within {seen['span']}; needed it to train on")
@@ -132,9 +132,7 @@ def main() -> int:
         steps = [at for at, line in neighbour.lines if "'step':" in line]
         judge(rounds, proof, steps)
         if after["afterwards"] != 512.0**3:
-            raise ProofError(
-                f"found {after} afterwards; needed a right product in the process that was refused"
-            )
+            raise ProofError(f"found {after}; needed a right product afterwards in the refused process")
     except ProofError as fault:
         print(f"over-allocation beside a training: FAILED: {fault}")
         return 1
@@ -147,7 +145,7 @@ def main() -> int:
         print(
             f"round {number}: {seen['got_bytes'] / _GIB:.2f} of {seen['card_bytes'] / _GIB:.2f} GiB granted "
             f"({seen['free_bytes'] / _GIB:.2f} free), then {seen['error']}\n"
-            f"         {began} s to {ended} s of the neighbour's training, which made {trained} steps meanwhile"
+            f"         {began} s to {ended} s of the neighbour's training: {trained} steps meanwhile"
         )
     print(
         f"neighbour: {proof['steps']} steps in {proof['ended_at'] - proof['started_at']:.1f} s on "
