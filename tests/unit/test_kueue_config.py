@@ -89,6 +89,12 @@ class TestAdding:
         )
         assert made == CHART.replace("  # transformations", added)
 
+    def test_tagged_text_is_written_as_text(self) -> None:
+        class Tagged(str):
+            """As Ansible hands it out."""
+
+        assert with_mapping(CHART, Tagged(RESOURCE), Tagged(CLASS)) == with_mapping(CHART, RESOURCE, CLASS)
+
     def test_a_second_mapping_follows_the_first(self) -> None:
         made = with_mapping(MAPPED, RESOURCE, CLASS)
         lines = [line for line in made.splitlines() if line not in MAPPED.splitlines()]
@@ -160,7 +166,7 @@ class TestAdding:
 
 _WORDS = st.text("abcxyz/.-", min_size=1, max_size=8)
 _SCALARS = st.one_of(st.integers(), st.booleans(), st.none(), st.text(max_size=12))
-_TREES = st.one_of(
+_TREES: st.SearchStrategy[Any] = st.one_of(
     _SCALARS,
     st.lists(_SCALARS, max_size=2),
     st.dictionaries(_WORDS, _SCALARS, max_size=2),

@@ -8,6 +8,7 @@ with what was meant; a text that cannot be edited that way is left alone (:class
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any, Dict, Mapping, Sequence
 
 import yaml
@@ -112,6 +113,8 @@ def with_gate(text: str, gate: str) -> str:
 
 def _add(text: str, path: Sequence[Any], value: Any) -> str:
     """Put a value at a path: append it to the list that is there, or set the key that is missing."""
+    # Ansible hands out tagged subclasses of str, which YAML does not write; JSON makes them plain.
+    value = json.loads(json.dumps(value))
     meant = copy.deepcopy(parse(text))
     where = _meant(meant, path, value)
     made = _insert(text, where["path"], where["value"])
