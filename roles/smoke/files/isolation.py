@@ -183,7 +183,8 @@ def over_allocate(torch: Any, step: int = 64 * _MIB, hold: float = 1.0) -> dict[
         try:
             kept.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
         except RuntimeError as fault:
-            error = f"{type(fault).__name__}: {str(fault).splitlines()[0]}"
+            # What was asked for and what was left; advice about settings follows.
+            error = f"{type(fault).__name__}: {'. '.join(str(fault).splitlines()[0].split('. ')[:3])}"
             break
     else:
         error = ""
