@@ -165,10 +165,40 @@ class TestInitialize:
         assert "*.bin" not in asked["allow_patterns"]
         assert "hf_secret" not in "\n".join(lines)
 
+    @pytest.mark.parametrize(("status", "tries"), [(401, 1), (404, 1), (503, 3), (None, 3)])
+    def test_only_what_may_pass_is_tried_again(self, monkeypatch, status, tries):
+        asked, slept = [], []
+        monkeypatch.setattr(initialize.time, "sleep", slept.append)
+
+        class HubError(RuntimeError):
+            response = types.SimpleNamespace(status_code=status)
+
+        def fetch():
+            asked.append(1)
+            raise HubError("no")
+
+        with pytest.raises(initialize.InitializeError, match="did not give org/x: HubError: no"):
+            initialize.persist("org/x", fetch)
+        assert len(asked) == tries
+        assert slept == list(initialize.PAUSES)[: tries - 1]
+
+    def test_a_second_try_can_do(self, monkeypatch):
+        monkeypatch.setattr(initialize.time, "sleep", lambda _: None)
+        asked = []
+
+        def fetch():
+            asked.append(1)
+            if len(asked) < 2:
+                raise RuntimeError("no route")
+
+        initialize.persist("org/x", fetch)
+        assert len(asked) == 2
+
     def test_a_hub_that_refuses(self, workspace, monkeypatch, capsys):
         def snapshot_download(**_):
             raise RuntimeError("404 Client Error\nRepository Not Found")
 
+        monkeypatch.setattr(initialize, "PAUSES", ())
         hub = types.SimpleNamespace(snapshot_download=snapshot_download)
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         status, lines = run("dataset", "hf://org/none", monkeypatch, capsys)

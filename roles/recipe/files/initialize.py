@@ -20,8 +20,9 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 from urllib.parse import urlparse
 
 WORKSPACE = Path("/workspace")
@@ -31,6 +32,9 @@ DATA = (".json", ".jsonl", ".csv", ".parquet")
 # What of a model's repository a fine-tune reads; the rest is for other programs and can be large.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
 UNWANTED = ["original/*", "*.msgpack", "*.h5", "*.onnx", "*.gguf"]
+# A hub can fail for a moment; when it says that somebody may not, or that there is none, it stays so.
+PAUSES = (5, 20)
+FINAL = {400, 401, 403, 404, 410}
 # Old repositories have no safetensors.
 PICKLED = "*.bin"
 
@@ -134,15 +138,13 @@ def download(uri: str, kind: str, folder: Path) -> None:
     parts = urlparse(uri)
     name = parts.netloc + parts.path.rstrip("/")
     token = os.environ.get("ACCESS_TOKEN") or os.environ.get("HF_TOKEN") or None
-    wanted: dict[str, Any] = {}
-    if kind == "model":
-        try:
+
+    def fetch() -> None:
+        wanted: dict[str, Any] = {}
+        if kind == "model":
             listed = huggingface_hub.HfApi(token=token).list_repo_files(name)
-        except Exception as fault:
-            raise refused(name, fault) from fault
-        pickled = [] if any(file.endswith(".safetensors") for file in listed) else [PICKLED]
-        wanted = {"allow_patterns": WANTED + pickled, "ignore_patterns": UNWANTED}
-    try:
+            pickled = [] if any(file.endswith(".safetensors") for file in listed) else [PICKLED]
+            wanted = {"allow_patterns": WANTED + pickled, "ignore_patterns": UNWANTED}
         huggingface_hub.snapshot_download(
             repo_id=name,
             repo_type="dataset" if kind == "dataset" else "model",
@@ -150,8 +152,23 @@ def download(uri: str, kind: str, folder: Path) -> None:
             token=token,
             **wanted,
         )
-    except Exception as fault:
-        raise refused(name, fault) from fault
+
+    persist(name, fetch)
+
+
+def persist(name: str, fetch: Callable[[], None]) -> None:
+    """Try again when a hub fails for a moment; what is there already is not fetched twice."""
+    for pause in (*PAUSES, None):
+        try:
+            fetch()
+        except Exception as fault:
+            status = getattr(getattr(fault, "response", None), "status_code", None)
+            if pause is None or status in FINAL:
+                raise refused(name, fault) from fault
+            print(f"{type(fault).__name__}, trying again in {pause} s", flush=True)
+            time.sleep(pause)
+        else:
+            return
 
 
 def refused(name: str, fault: Exception) -> InitializeError:
