@@ -22,6 +22,7 @@ from lab.build.debian import NODE_IMAGE, PODMAN, debian_steps, node_reference
 from lab.build.images import ARCHIVE, REFERENCES, image_name, image_steps
 from lab.build.process import CHILDREN, BuildError, output, run
 from lab.build.programs import GROUPS, group_steps
+from lab.build.recipe import recipe_steps
 from lab.build.seed import ROOT, seed_step, written_files
 from lab.build.silicon import FILES, silicon_step
 from lab.build.steps import Plan
@@ -65,6 +66,7 @@ def make_plan(cache: Cache, go: str) -> Plan:
         *group_steps(REPO, go),
         *debian_steps(REPO),
         silicon_step(REPO),
+        *recipe_steps(REPO),
         *image_steps(REPO),
         seed_step(REPO),
     ]

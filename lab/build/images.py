@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lab.build.oci import Entry, ImageConfig, write_archive, write_layer
 from lab.build.process import output, run
+from lab.build.recipe import HOME, LAYER
 from lab.build.steps import Site, Step
 
 PREFIX = "docker.io/lab"
@@ -22,6 +23,7 @@ REFERENCES = {
     "kueue": f"{PREFIX}/kueue:v0.17.0",
     "dra-driver": f"{PREFIX}/dra-driver-nvidia-gpu:v0.4.1",
     "train": f"{PREFIX}/train:1.13",
+    "llamafactory": f"{PREFIX}/llamafactory:0.9.1",  # after train: it has that image's layer only by name
 }
 
 # Their charts demand that the image itself names a user other than root.
@@ -180,6 +182,30 @@ def build_train(site: Site) -> None:
     )
 
 
+def build_llamafactory_image(site: Site) -> None:
+    """The recipe's image: the training image's layer, LlamaFactory, a base model with a data set."""
+    site.say("writing the image")
+    config = ImageConfig(
+        cmd=("llamafactory-cli", "help"),
+        env={
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "HF_HUB_OFFLINE": "1",
+            "HOME": "/home/train",
+            "PATH": f"/{HOME}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": f"/{HOME}/lib",
+            "PYTHONUNBUFFERED": "1",
+        },
+        user="1000:1000",
+        workdir="/home/train",
+    )
+    layers = [
+        site.needs["train-rootfs"] / "rootfs.tar",
+        site.needs["llamafactory"] / LAYER,
+        site.needs["base-model"] / LAYER,
+    ]
+    write_archive(site.out / ARCHIVE, REFERENCES["llamafactory"], layers, config, known=1)
+
+
 def image_name(name: str) -> str:
     """The step that makes an image."""
     return f"{name}-image"
@@ -216,4 +242,5 @@ def image_steps(repo: Path) -> list[Step]:
         step("kueue", build_kueue, 0.1, "kueue", parts=(build_manager,)),
         step("dra-driver", build_driver, 0.1, "driver", "cdi-hook", "shell", parts=(library,)),
         step("train", build_train, 1.4, "train-rootfs"),
+        step("llamafactory", build_llamafactory_image, 0.8, "train-rootfs", "llamafactory", "base-model"),
     ]

@@ -74,8 +74,13 @@ def write_layer(target: Path, entries: Sequence[Entry]) -> None:
                 layer.addfile(info)
 
 
-def write_archive(target: Path, reference: str, layers: Sequence[Path], config: ImageConfig) -> str:
-    """Write an OCI archive of one image; returns the digest of its manifest ("sha256:...")."""
+def write_archive(
+    target: Path, reference: str, layers: Sequence[Path], config: ImageConfig, *, known: int = 0
+) -> str:
+    """Write an OCI archive of one image; returns the digest of its manifest ("sha256:...").
+
+    The first `known` layers are named but left out, for stores that have them from another image.
+    """
     descriptors = [_file_descriptor(LAYER_TYPE, layer) for layer in layers]
     config_blob = _json(_config(config, [str(one["digest"]) for one in descriptors]))
     manifest_blob = _json(
@@ -101,7 +106,7 @@ def write_archive(target: Path, reference: str, layers: Sequence[Path], config: 
         _add(archive, "index.json", _json(index))
         for blob in (manifest_blob, config_blob):
             _add(archive, _blob_path(_digest(blob)), blob)
-        for layer, descriptor in zip(layers, descriptors, strict=True):
+        for layer, descriptor in list(zip(layers, descriptors, strict=True))[known:]:
             info = tarfile.TarInfo(_blob_path(str(descriptor["digest"])))
             info.size, info.mode = layer.stat().st_size, 0o644
             with layer.open("rb") as content:

@@ -22,7 +22,8 @@ SHARED = ("io.containerd.content.v1.content/blobs", "io.containerd.snapshotter.v
 def build_seed(site: Site) -> None:
     """Run the built containerd in namespaces of its own and let it import all images."""
     site.say(f"importing and unpacking {len(REFERENCES)} images")
-    archives = [str(site.needs[image_name(name)] / ARCHIVE) for name in sorted(REFERENCES)]
+    # In this order: an archive may leave out layers that an earlier one brings.
+    archives = [str(site.needs[image_name(name)] / ARCHIVE) for name in REFERENCES]
     loader = site.repo / "lab" / "images" / "load"
     programs = site.needs["runtime"] / "bin"
     # --net: the CRI plugin looks at interfaces; it is to see only a loopback of its own.
@@ -50,7 +51,7 @@ def seed_step(repo: Path) -> Step:
         name="containerd",
         lane="image",
         build=build_seed,
-        gib=3.2,
+        gib=4.7,
         needs=("runtime", *(image_name(name) for name in sorted(REFERENCES))),
         files=(repo / "lab" / "images" / "load",),
         values=(*NAMESPACES, *(f"{name}={reference}" for name, reference in sorted(REFERENCES.items()))),
