@@ -1,4 +1,7 @@
-"""Write docs/roles.md from the roles' argument specs; with --check only say whether it is up to date."""
+"""Write docs/roles.md from the roles' argument specs and docs/rights.md from what gate 2 asks for.
+
+With --check nothing is written; stale pages are named and the exit status is 1.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,37 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plugins" / "module_utils"))
+from gpu_slices.preflight import RIGHTS
+
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "docs" / "roles.md"
 HEAD = """# Roles and their variables
 
 Made from `roles/*/meta/argument_specs.yml` by `make docs`; edit those files, not this one.
 """
+
+
+RIGHTS_HEAD = """# Rights
+
+Made by `make docs` from what gate 2 asks the API server for with SelfSubjectAccessReviews, for the stages that
+the tags select.
+"""
+# Groups of rights that are asked for only under a condition.
+CONDITIONS = {
+    "preflight": "always",
+    "driver_install": "enable-driver, with `dra_driver_install`",
+    "namespace_create": "any stage that runs pods, with `gpu_slices_namespace_create`",
+    "crowd_root": "crowd, with `crowd_isolation_namespace` and `gpu_slices_namespace_create`",
+    "shared_mps": "shared, with `shared_strategy: MPS`",
+    "kueue_configure": "quota, with `quota_kueue_configure`",
+}
+PLACES = {
+    "": "cluster-wide",
+    "own": "the workloads' namespace",
+    "driver": "the driver's namespace",
+    "kueue": "Kueue's namespace",
+    "isolation": "the namespace of the root pod",
+}
 
 
 def text(value: Any) -> str:
@@ -64,27 +92,46 @@ def section(role: str, entries: dict[str, Any]) -> list[str]:
 
 
 def page() -> str:
-    """The whole page."""
+    """The page of the roles."""
     lines = [HEAD.rstrip()]
     for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
         lines += section(path.parents[1].name, yaml.safe_load(path.read_text())["argument_specs"])
     return "\n".join(lines) + "\n"
 
 
+def rights_page() -> str:
+    """The table of rights: a row for each group and place."""
+    lines = [RIGHTS_HEAD.rstrip(), "", "| Stage | Where | Rights |", "|---|---|---|"]
+    for group, rights in RIGHTS.items():
+        for place, name in PLACES.items():
+            by_verbs: dict[str, list[str]] = {}
+            for verbs, api_group, resource, where in rights:
+                if where == place:
+                    title = f"{resource}.{api_group}" if api_group else resource
+                    by_verbs.setdefault(", ".join(dict.fromkeys(verbs)), []).append(title)
+            if by_verbs:
+                told = "; ".join(f"{verbs} {', '.join(names)}" for verbs, names in by_verbs.items())
+                lines.append(f"| {CONDITIONS.get(group, group)} | {name} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"docs/roles.md": page, "docs/rights.md": rights_page}
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is stale")
     arguments = parser.parse_args()
-    wanted = page()
-    if arguments.check:
-        if not TARGET.exists() or TARGET.read_text() != wanted:
-            print(f"{TARGET.relative_to(ROOT)} is stale: run `make docs`", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(wanted)
-    return 0
+    stale = False
+    for name, make in PAGES.items():
+        target, wanted = ROOT / name, make()
+        if not arguments.check:
+            target.write_text(wanted)
+        elif not target.exists() or target.read_text() != wanted:
+            print(f"{name} is stale: run `make docs`", file=sys.stderr)
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

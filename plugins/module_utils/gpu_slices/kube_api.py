@@ -312,7 +312,7 @@ class KubeApi:
                 f"fetch a fresh kubeconfig for {self.source}."
             )
         elif kind == "forbidden":
-            message = f"Not allowed (403): {reason or path}. docs/inventory.md lists the rights."
+            message = f"Not allowed (403): {reason or path}. docs/rights.md lists the rights."
         else:
             message = f"{method} {path} failed ({status}): {reason or 'no reason given'}"
         return ApiFault(kind, message, status, body if isinstance(body, dict) else {})
