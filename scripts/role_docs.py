@@ -24,8 +24,8 @@ Made from `roles/*/meta/argument_specs.yml` by `make docs`; edit those files, no
 
 RIGHTS_HEAD = """# Rights
 
-Made by `make docs` from what gate 2 asks the API server for with SelfSubjectAccessReviews, for the stages that
-the tags select.
+Made by `make docs` from what gate 2 asks the API server for with SelfSubjectAccessReviews, for the
+stages that the tags select.
 """
 # Groups of rights that are asked for only under a condition.
 CONDITIONS = {

@@ -470,7 +470,7 @@ def _rights(facts: Object) -> Check:
         f"refused: {'; '.join(lines)}",
         "fail",
         needed="these rights",
-        fix="bind them to this user (docs/inventory.md), or leave the stages out by tags",
+        fix="bind them to this user (docs/rights.md), or leave the stages out by tags",
         finding="rights_missing",
         evidence={"refused": lines},
     )
