@@ -70,7 +70,8 @@ class Run:
             )
             for item in self.workloads
         ]
-        self.several = len(self.workloads) > 1
+        # One of several that are chosen from (it has an id) is told like one of several.
+        self.several = len(self.workloads) > 1 or any(item.get("id") for item in self.workloads)
         self.together = bool(settings.get("together", True))
 
     # -- prepare
