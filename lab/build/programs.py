@@ -51,7 +51,7 @@ class Group:
 
 
 # A group's share of what all groups have in Go's caches.
-SHARED_GIB = 0.3
+SHARED_GIB = 0.55
 
 DRIVER_COMMIT = "764900e7833798a1528bd52a2af3e1b2d5f7a616"
 
