@@ -274,11 +274,14 @@ def test_what_proves_something_only_together_runs_again_together(
     assert (server.deleted, result["settled"]) == (deleted, False)
 
 
-def test_a_stage_that_does_not_hold_runs_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_stage_that_does_not_hold_runs_all_again(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = {"id": "all", "status": "fail", "asked": "", "found": "", "evidence": {}}
     monkeypatch.setitem(judges.STAGE, "crowd", lambda *_: [bad])
     server = Server(pod(), pod("two"))
-    result = run_of(server, tmp_path, {}, {"name": "two"}, judge="crowd").prepare(False)
+    result = run_of(server, tmp_path, {}, {"name": "two"}, judge="crowd", together=together).prepare(False)
     assert (server.deleted, result["settled"], result["checks"]) == (["mine", "two"], False, [])
 
 

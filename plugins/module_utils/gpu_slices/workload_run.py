@@ -123,6 +123,8 @@ class Run:
         """Which workloads stay: proved ones and running ones; of those that belong together all or none."""
         if settled:
             return [True] * len(holds)
+        if all(holds):  # each by itself, and not what they prove together
+            return [False] * len(holds)
         if not self.together or not self.several:
             return [(held and (self.several or settled)) or runs for held, runs in zip(holds, running)]
         return [all(running)] * len(holds)
@@ -246,12 +248,17 @@ class Run:
             if not _failed(judged[index] if not self.together else checks):
                 self._annotate(index, outcome)
         published = next((o.published for o in outcomes.values() if o.published), [])
+        seconds = max((outcome.seconds for outcome in outcomes.values()), default=0.0)
+        if self.several and checks:
+            # They ran side by side: a sum over the rows would count the same time again and again.
+            checks = [{**check, "seconds": None} for check in checks]
+            checks[0]["seconds"] = seconds
         return {
             "changed": False,
             "settled": False,
             "checks": checks,
             "pods": [pod for member in members for pod in _brief(member["pods"])],
-            "seconds": max((outcome.seconds for outcome in outcomes.values()), default=0.0),
+            "seconds": seconds,
             "invocation": {"gpu_report": self._payload(members, published)},
         }
 
@@ -347,8 +354,8 @@ class Run:
                 "found": f"{where}{note}",
                 "needed": "",
                 "fix": "",
-                "seconds": member["seconds"],
                 "evidence": {
+                    "seconds": member["seconds"],
                     "checks": [f"{check['id']}: {check['found']}" for check in checks],
                     "pods": [{k: pod[k] for k in ("name", "node", "times")} for pod in member["pods"]],
                 },
