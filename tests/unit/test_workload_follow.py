@@ -555,6 +555,17 @@ class TestState:
             ),
             ("1g.6gb", "node(s) had untolerated taint", "the scheduler may not use the node"),
             ("1g.6gb", "1 untolerated taint(s), 2 Insufficient cpu", "the node lacks something else"),
+            (
+                "1g.6gb",
+                "1 cannot allocate all claims, 2 Insufficient cpu",
+                "2 of 2 devices of profile 1g.6gb are",
+            ),
+            (
+                "",
+                "cannot allocate all claims",
+                "no device of type gpu is published; published are 2 x 1g.6gb",
+            ),
+            ("", "1 resourceclaim not available on the node, 1 Insufficient cpu", "not what is missing"),
         ],
     )
     def test_why_a_pod_is_not_placed(self, profile: str, message: str, text: str) -> None:

@@ -216,14 +216,23 @@ def explain_unschedulable(
 ) -> tuple[str, str]:
     """Why "cannot allocate all claims", and what to do.
 
-    Nothing of the profile is published, all are held (by whom), or the free ones are on unusable nodes.
+    Nothing of the profile is published, all are held (by whom), or the free ones are on unusable nodes. With
+    no profile full GPUs are meant. A claim that several pods name has its device before the next one comes.
     """
+    if "Insufficient" in message and "cannot allocate all claims" not in message:
+        return (
+            "devices are not what is missing: the node lacks something else the pod asks for",
+            "free resources on the node, or ask for less",
+        )
     published = with_holders(devices, claims)
-    fitting = [d for d in published if d["profile"] == profile]
+    fitting = [d for d in published if d["profile"] == profile and (profile or d["type"] == "gpu")]
+    kind = f"profile {profile}" if profile else "type gpu"
     if not fitting:
         return (
-            f"no device of profile {profile} is published; published are {describe_profiles(published)}",
-            "cut such slices (mig_config) or set gpu_slices_profile to a published one",
+            f"no device of {kind} is published; published are {describe_profiles(published)}",
+            "cut such slices (mig_config) or set gpu_slices_profile to a published one"
+            if profile
+            else "leave a GPU whole (mig-enabled: false for it in the layout of mig_config)",
         )
     free = [d for d in fitting if not d["holder"]]
     if not free:
@@ -232,11 +241,12 @@ def explain_unschedulable(
             for d in fitting
         )
         return (
-            f"all {len(fitting)} published devices of profile {profile} are held by {'; '.join(holders)}",
-            "wait for these pods or delete them, or cut more slices of this profile",
+            f"all {len(fitting)} published devices of {kind} are held by {'; '.join(holders)}",
+            "wait for these pods or delete them"
+            + (", or cut more slices of this profile" if profile else ""),
         )
     nodes = ", ".join(sorted({d["node"] for d in free}))
-    text = f"{len(free)} of {len(fitting)} devices of profile {profile} are free, on {nodes}"
+    text = f"{len(free)} of {len(fitting)} devices of {kind} are free, on {nodes}"
     barred = "taint" in message or "unschedulable" in message or "affinity" in message
     if barred and "Insufficient" not in message:
         return (
