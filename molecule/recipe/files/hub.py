@@ -1,5 +1,4 @@
-"""A hub as Hugging Face's client sees one: repositories out of folders of this image, for the token's holders.
-
+"""A hub as Hugging Face's client sees one: repositories out of folders of this image, behind a token.
 
     python3 hub.py PORT model:org/name=/folder dataset:org/name=/folder ...
 
