@@ -19,6 +19,7 @@ PLAN: dict[str, Any] = {
     "devices": DEVICES,
     "isolation": {"card": "GPU-1", "node": "a30", "free": 4, "reason": ""},
 }
+NAMES = ("__crowd_name", "__crowd_isolation_name")
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"gpu_slices_image_pull_secrets": ["one", "two"], "gpu_slices_image_pull_policy": "Never"},
@@ -29,8 +30,9 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def rendered(name: str, **changed: Any) -> Any:
-    """A variable of the role, made plain."""
-    templar = _templar("crowd", **{"__crowd_plan": PLAN, **changed})
+    """A variable of the role, made plain. The role keeps the two names as facts."""
+    names = {name: trust_as_template(f"{{{{ {name}_rendered }}}}") for name in NAMES}
+    templar = _templar("crowd", **{"__crowd_plan": PLAN, **names, **changed})
     return json.loads(json.dumps(templar.template(trust_as_template(f"{{{{ {name} }}}}"))))
 
 

@@ -258,8 +258,8 @@ class TestRoot:
         assert (row["status"], row["evidence"]["proved"]) == ("skip", "nothing")
 
     def test_its_other_rows_are_called_after_it(self) -> None:
-        rows = isolation.root_rows([{"id": "completed", "status": "pass"}, root()])
-        assert [row["id"] for row in rows] == ["root-completed", "device-rules"]
+        rows = isolation.root_rows([{"id": "pod-root"}, {"id": "completed"}, root()])
+        assert [row["id"] for row in rows] == ["pod-root", "root-completed", "device-rules"]
 
     @pytest.mark.parametrize(
         ("namespace", "options", "words"),

@@ -370,7 +370,8 @@ def root_reason(
 
 def root_rows(checks: Iterable[Check]) -> list[Check]:
     """The checks of the root pod as rows: what is no attempt of the table is called after the pod."""
-    return [row if row["id"] in TABLE else {**row, "id": f"root-{row['id']}"} for row in checks]
+    known = (*TABLE, "pod-root")
+    return [row if row["id"] in known else {**row, "id": f"root-{row['id']}"} for row in checks]
 
 
 def skipped(reason: str) -> Check:
