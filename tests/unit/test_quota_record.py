@@ -132,6 +132,20 @@ def test_a_spoilt_record_is_found_out(
     assert checks[check]["needed"]
 
 
+@pytest.mark.parametrize(
+    ("early", "late", "before"),
+    [
+        ("2026-12-01T12:00:00Z", "2026-12-01T12:00:06Z", True),
+        # Clocks differ a little, and times are rounded.
+        ("2026-12-01T12:00:00Z", "2026-12-01T12:00:05Z", False),
+        ("2026-12-01T12:00:09Z", "2026-12-01T12:00:05Z", False),
+        ("", "2026-12-01T12:00:05Z", True),
+    ],
+)
+def test_times_of_two_clocks(early: str, late: str, before: bool) -> None:
+    assert quota_record._before(early, late) is before
+
+
 def test_a_job_that_is_never_admitted_again() -> None:
     jobs = copy.deepcopy(REAL)
     job = jobs[EVICTED]

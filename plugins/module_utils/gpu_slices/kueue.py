@@ -595,7 +595,7 @@ def _mappings(
         added = ", ".join(f"{name} as {classes[name]}" for name in missing)
         return _check("kueue_mapping", asked, f"not yet; this run adds {added}", evidence=evidence)
     if not classes:
-        found = "which classes it needs to count is known only when slices are published"
+        found = "no profile is chosen, so it is not known which class is to be counted"
         return _check("kueue_mapping", asked, found, "skip", evidence=evidence)
     example = "; ".join(f"{{name: {classes[name]}, deviceClassNames: [{name}]}}" for name in missing[:2])
     return _check(

@@ -16,6 +16,7 @@ Times are RFC 3339 UTC: the cluster's own where it gives one, ours for what is o
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Callable, Container, Dict, Iterable, Mapping, Sequence
 
 from .workload_state import JOBSET_NAME, pods_of_claim
@@ -27,6 +28,8 @@ Object = Mapping[str, Any]
 _MESSAGE = 500
 _HISTORY = 60
 _EVENTS = 40
+# Seconds by which the clocks of the API server and of Kueue's node may differ.
+_SKEW = 5
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 
@@ -289,6 +292,15 @@ def events(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [line for _, line in sorted(found, key=lambda entry: entry[0])]
 
 
+def _before(early: str, late: str) -> bool:
+    """Whether a time of the API server is before one of Kueue, by more than their clocks may differ."""
+    try:
+        first, second = (datetime.strptime(t, "%Y-%m-%dT%H:%M:%SZ") for t in (early, late))
+    except ValueError:
+        return True
+    return (second - first).total_seconds() > _SKEW
+
+
 def _true(entry: Mapping[str, Any] | None) -> bool:
     return bool(entry and entry["status"] == "True")
 
@@ -331,11 +343,11 @@ def _pending(job: Job, resource: str) -> Check:
     early = [
         f"pod {pod['name']} was made at {pod['created']}"
         for pod in job["pods"]
-        if admitted is None or pod["created"] < admitted["at"]
+        if admitted is None or _before(pod["created"], admitted["at"])
     ] + [
         f"claim {claim['name']} was made at {claim['created']}"
         for claim in job["claims"]
-        if admitted is None or claim["created"] < admitted["at"]
+        if admitted is None or _before(claim["created"], admitted["at"])
     ]
     resumed = next((step for step in job["suspended"] if not step["suspend"]), None)
     faults = list(early)
@@ -518,8 +530,12 @@ def _urgent(job: Job, entry: Mapping[str, Any], urgent: Job) -> Check:
 
 def _return(job: Job, entry: Mapping[str, Any]) -> Check:
     again, finished = _first(job, "Admitted", after=entry["seq"]), _first(job, "Finished")
-    pods = [pod for pod in job["pods"] if again and pod["created"] >= again["at"]]
     old = {pod["name"] for pod in job["pods"] if pod["seq"] < entry["seq"]}
+    pods = [
+        pod
+        for pod in job["pods"]
+        if again and pod["name"] not in old and not _before(pod["created"], again["at"])
+    ]
     given = [d for claim in job["claims"] if claim["pod"] not in old for d in claim["devices"]]
     faults = []
     if not again:
