@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from gpu_slices import crowd
+from gpu_slices import crowd, inputs, preflight
 
 NS = "gpu-slices"
 
@@ -328,3 +328,53 @@ def test_inputs(settings: dict[str, Any], words: list[str]) -> None:
     faults = crowd.faults({"gpu_slices_namespace": NS, **settings})
     assert len(faults) == len(words)
     assert all(word in fault for word, fault in zip(words, faults))
+
+
+class TestGates:
+    """What the gates ask and refuse for this stage."""
+
+    SETTINGS: dict[str, Any] = {  # noqa: RUF012 - read only
+        "stages": ["crowd"],
+        "namespace": NS,
+        "namespace_create": True,
+        "isolation_namespace": "second",
+        "profiles": [],
+    }
+
+    def places(self, **changed: Any) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for right in preflight.needed_rights({**self.SETTINGS, **changed}):
+            if right["resource"] == "pods":
+                found.setdefault(right["namespace"], set()).add(right["verb"])
+        return found
+
+    def test_pods_are_made_in_both_namespaces(self) -> None:
+        everything = {"get", "create", "patch", "delete", "list", "watch"}
+        assert self.places() == {NS: everything, "second": everything}
+
+    @pytest.mark.parametrize(
+        "changed", [{"namespace_create": False}, {"isolation_namespace": ""}, {"stages": ["sft"]}]
+    )
+    def test_no_rights_are_asked_for_in_a_namespace_that_is_not_made(self, changed: dict[str, Any]) -> None:
+        assert set(self.places(**changed)) == {NS}
+
+    def test_the_names_that_are_known_beforehand(self) -> None:
+        named = {item["id"] for item in preflight.named_objects(self.SETTINGS)}
+        wanted = {"ConfigMap/gpu-slices-crowd", "ConfigMap/gpu-slices-crowd-isolation"}
+        assert named == {*wanted, "TrainingRuntime/gpu-slices-crowd"}
+
+    @pytest.mark.parametrize(
+        ("name", "value", "wrong"),
+        [
+            ("crowd_limit", 1, True),
+            ("crowd_limit", 2, False),
+            ("crowd_seconds", 0, True),
+            ("crowd_timeout", -1, True),
+            ("crowd_isolation_seconds", float("nan"), True),
+            ("crowd_isolation_seconds", 0.5, False),
+        ],
+    )
+    def test_numbers(self, name: str, value: float, wrong: bool) -> None:
+        faults = inputs.number_faults({name: value})
+        assert bool(faults) is wrong
+        assert all(fault.startswith(name) for fault in faults)
