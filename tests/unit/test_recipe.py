@@ -412,5 +412,19 @@ class TestJudge:
         (row,) = recipe.judge(None, [DEVICE], False, {})
         assert row["status"] == "fail"
 
+    def test_the_log_of_a_real_h200(self):
+        path = Path(__file__).resolve().parents[1] / "fixtures/logs/recipe-h200-cuda.txt"
+        given = {
+            "device": "gpu-0",
+            "type": "gpu",
+            "uuid": "GPU-00000000-0000-0000-0000-000000000001",
+            "memory_bytes": 150754820096,
+            "attributes": {"productName": "NVIDIA H200"},
+        }
+        rows = {row["id"]: row for row in recipe.judge(path.read_text(), [given], True, {})}
+        assert {row["status"] for row in rows.values()} == {"pass"}
+        assert "on cuda" in rows["backend"]["found"]
+        assert "allocated on the device" in rows["peak-memory"]["found"]
+
     def test_it_is_registered(self):
         assert judges.WORKLOAD["recipe"] is recipe.judge
