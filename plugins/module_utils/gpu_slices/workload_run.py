@@ -342,7 +342,8 @@ class Run:
         if wrong:
             return [{**check, "id": f"{label}-{check['id']}"} for check in wrong]
         where = "; ".join(
-            f"{pod['name']} on {pod['node']}: " + ", ".join(_device(d) for d in pod["devices"])
+            f"{pod['name']} on {pod['node']}: "
+            + (", ".join(_device(d) for d in pod["devices"]) or "no device")
             for pod in member["pods"]
         )
         note = f" ({member['note']})" if member["note"] else ""
@@ -350,7 +351,8 @@ class Run:
             {
                 "id": label,
                 "status": "pass",
-                "asked": f"{member['kind']} {member['name']} succeeds and proves its device",
+                "asked": f"{member['kind']} {member['name']} succeeds"
+                + (" and proves its device" if any(pod["devices"] for pod in member["pods"]) else ""),
                 "found": f"{where}{note}",
                 "needed": "",
                 "fix": "",
