@@ -343,7 +343,7 @@ class Run:
             return [{**check, "id": f"{label}-{check['id']}"} for check in wrong]
         where = "; ".join(
             f"{pod['name']} on {pod['node']}: "
-            + (", ".join(_device(d) for d in pod["devices"]) or "no device")
+            + (", ".join(_device(d) for d in pod["devices"]) or "no claim of it was seen")
             for pod in member["pods"]
         )
         note = f" ({member['note']})" if member["note"] else ""
