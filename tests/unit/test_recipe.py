@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpu_slices import judges, recipe
+from gpu_slices import judges, managed, recipe
 
 GIVEN = {
     "gpu_slices_image": "registry.example/train:1",
@@ -319,6 +319,14 @@ class TestVolume:
         rule = made["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"][0]["matchExpressions"][0]
         rule.update(operator=operator, values=values)
         assert recipe._volume_nodes(made, FACTS["labels"]) == nodes
+
+    def test_the_teardown_takes_our_claim_after_its_pods(self):
+        steps = [[kind.kind for kind in step] for step in managed.STEPS]
+        (place,) = (i for i, kinds in enumerate(steps) if "PersistentVolumeClaim" in kinds)
+        assert place > next(i for i, kinds in enumerate(steps) if "Pod" in kinds)
+        made = recipe.claim_manifest(SETTINGS)
+        assert managed.ours(made)
+        assert not managed.ours(claim(metadata__labels={"team": "x"}))
 
     def test_claims_of_sources(self):
         assert recipe.sources(["hf://a/b", "pvc://x/y", "pvc://x/z", "file:///p"]) == ["x"]

@@ -339,7 +339,7 @@ def _claim_check(facts: Mapping[str, Any], settings: Mapping[str, Any], name: st
             f"{name} is being deleted",
             "fail",
             needed="a claim that stays",
-            fix="wait until it is gone (pods that use it must end first), then run again",
+            fix="delete the pods that use it, finished ones too (their TrainJobs), and run again",
             finding="claim_terminating",
         )
     labels = metadata.get("labels") or {}
