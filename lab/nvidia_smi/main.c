@@ -256,11 +256,11 @@ int command_compute_policy(int argc, char **argv)
             printf("Successfully set timeslice policy to %s for GPU %s\n", slices[set[0] - '0'], bus);
     }
     if (!rc && list) {
-        puts("+--------------------------------------+\n| GPU compute policies:                |\n"
-             "| GPU     Name             Value       |\n|======================================|");
+        puts("+-------------------------------------+\n| GPU compute policies:               |\n"
+             "| GPU     Name           Value        |\n|=====================================|");
         for (unsigned i = 0; i < s.n; i++)
-            printf("| %3u     Timeslice        %-12s|\n+--------------------------------------+\n",
-                   s.index[i], slices[st.gpus[s.gpu[i]].timeslice & 3]);
+            printf("| %3u   Timeslice       %-14s|\n+-------------------------------------+\n", s.index[i],
+                   slices[st.gpus[s.gpu[i]].timeslice & 3]);
     }
     return rc;
 }

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from silicon_node import MakeNode, Node
+from silicon_node import FIXTURES, MakeNode, Node
 
 BUS = "00000000:00:06.0"
 IN_USE = (
@@ -481,6 +481,8 @@ def test_persistence_compute_mode_and_timeslice(a30: Node) -> None:
     assert a30.ok(*query) == "Disabled, Exclusive_Process\n"
     assert "E. Process" in a30.ok()
     a30.ok("-i", uuid, "-c", "DEFAULT")
+    real = (FIXTURES / "nvidia-smi" / "h200-580-compute-policy.txt").read_text()
+    assert a30.ok("compute-policy", "--list") == real
     assert a30.ok("compute-policy", "-i", uuid, "--set-timeslice", "3") == (
         f"Successfully set timeslice policy to Long for GPU {BUS}\n"
     )

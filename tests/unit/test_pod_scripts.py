@@ -40,14 +40,11 @@ GPU = {
         "mps_daemon": False,
     },
 }
-POLICIES = """\
-+--------------------------------------+
-| GPU compute policies:                |
-| GPU     Name             Value       |
-|======================================|
-|   0     Timeslice        {}|
-+--------------------------------------+
-"""
+POLICIES = (
+    (Path(__file__).resolve().parents[1] / "fixtures/nvidia-smi/h200-580-compute-policy.txt")
+    .read_text()
+    .replace("Default ", "{}")
+)
 
 
 class Library:
