@@ -15,40 +15,33 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices import kueue
 from gpu_slices.cluster import digest
-from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
+from gpu_slices.cluster_action import ClusterAction
+from gpu_slices.kube_api import MERGE_PATCH, KubeApi
 
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 ANNOTATION = "gpu-slices.dev/kueue-config"
 _PAUSE = 1.0
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "facts": {"type": "dict", "required": True},
+        "classes": {"type": "dict", "required": True},
+        "timeout": {"type": "int", "default": 180},
+    }
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Plan, write, restart, wait."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "facts": {"type": "dict", "required": True},
-                "classes": {"type": "dict", "required": True},
-                "timeout": {"type": "int", "default": 180},
-                "kubeconfig": {"default": ""},
-                "context": {"default": ""},
-            }
-        )
         facts = arguments["facts"]
         plan = kueue.changes(facts, arguments["classes"], configure=True)
         if plan["fault"]:
@@ -60,13 +53,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         before, after = [old, *facts["managers"][0]["arguments"]], [plan["text"] or old]
         after += plan["arguments"] or facts["managers"][0]["arguments"]
         result["diff"] = {"before": "\n".join(before) + "\n", "after": "\n".join(after) + "\n"}
-        if self._task.check_mode:
-            return result
-        try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
+        if not self._task.check_mode:
             _Change(api, facts, plan, arguments["timeout"]).make()
-        except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from None
         return result
 
 

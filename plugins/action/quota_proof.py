@@ -18,64 +18,46 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable
-
-from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
+from gpu_slices.cluster_action import ClusterAction, saying
 from gpu_slices.kube_api import ApiFault, KubeApi
 from gpu_slices.kueue import VERSIONS
 from gpu_slices.quota_run import QuotaRun
-from gpu_slices.report import artifacts_directory
 from gpu_slices.workload_run import RunFault
 
-PROJECT = Path(__file__).resolve().parents[2]
 STAGE = "quota"
 
 
-class ActionModule(ActionBase):  # type: ignore[misc]
+class ActionModule(ClusterAction):
     """See the module's docstring."""
 
-    _requires_connection = False
-    _supports_check_mode = True
+    SPEC: ClassVar[dict[str, Any]] = {
+        "phase": {"choices": ["prepare", "play"], "required": True},
+        "namespace": {"required": True},
+        "jobs": {"type": "list", "elements": "dict", "required": True},
+        "manifests": {"type": "list", "elements": "dict", "default": []},
+        "container": {"default": "node"},
+        "profile": {"default": ""},
+        "resource": {"required": True},
+        "limit": {"type": "int", "required": True},
+        "kueue_version": {"choices": list(VERSIONS), "default": VERSIONS[0]},
+        "timeout": {"type": "int", "default": 600},
+        "schedule_timeout": {"type": "int", "default": 120},
+        "require_cuda": {"type": "bool", "default": False},
+    }
+    FAULTS = (ApiFault, RunFault)
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Dispatch on the phase."""
-        super().run(tmp, task_vars)
-        _, arguments = self.validate_argument_spec(
-            argument_spec={
-                "phase": {"choices": ["prepare", "play"], "required": True},
-                "namespace": {"required": True},
-                "jobs": {"type": "list", "elements": "dict", "required": True},
-                "manifests": {"type": "list", "elements": "dict", "default": []},
-                "container": {"default": "node"},
-                "profile": {"default": ""},
-                "resource": {"required": True},
-                "limit": {"type": "int", "required": True},
-                "kueue_version": {"choices": list(VERSIONS), "default": VERSIONS[0]},
-                "timeout": {"type": "int", "default": 600},
-                "schedule_timeout": {"type": "int", "default": 120},
-                "require_cuda": {"type": "bool", "default": False},
-                "kubeconfig": {"default": ""},
-                "context": {"default": ""},
-            }
-        )
-        directory = self._templar.template((task_vars or {}).get("gpu_slices_artifacts_dir") or "")
         check_mode = bool(self._task.check_mode)
         if arguments["phase"] == "play" and check_mode:
             return {"changed": False, "skipped": True}
-        try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
-            run = QuotaRun(api, _settings(arguments), artifacts_directory(directory, PROJECT), _saying())
-            if arguments["phase"] == "prepare":
-                return run.prepare(check_mode)
-            return {**run.follow(), "changed": True}
-        except ApiFault as fault:
-            raise AnsibleActionFail(fault.message) from None
-        except RunFault as fault:
-            raise AnsibleActionFail(str(fault)) from None
+        run = QuotaRun(api, _settings(arguments), self.artifacts(variables), saying(STAGE))
+        if arguments["phase"] == "prepare":
+            return run.prepare(check_mode)
+        return {**run.follow(), "changed": True}
 
 
 def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -100,13 +82,3 @@ def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
             for job in jobs
         ],
     }
-
-
-def _saying() -> Callable[[str, str], None]:
-    def say(kind: str, text: str) -> None:
-        if kind == "log":
-            Display().display(f"  {STAGE} | {text}")
-        else:
-            Display().display(f"  {text}", color="cyan")
-
-    return say

@@ -23,19 +23,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Callable, ClassVar
-
-from ansible.utils.display import Display
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices import inputs, judges
-from gpu_slices.cluster_action import ClusterAction
+from gpu_slices.cluster_action import ClusterAction, saying
 from gpu_slices.kube_api import ApiFault, KubeApi
-from gpu_slices.report import artifacts_directory
 from gpu_slices.workload_follow import KINDS
 from gpu_slices.workload_run import Run, RunFault
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 _WORKLOAD = {
     "kind": {"choices": list(KINDS), "required": True},
@@ -73,16 +68,5 @@ class ActionModule(ClusterAction):
         check_mode = bool(self._task.check_mode)
         if arguments["phase"] == "follow" and check_mode:
             return {"changed": False, "skipped": True}
-        directory = self._templar.template(variables.get("gpu_slices_artifacts_dir") or "")
-        run = Run(api, arguments, artifacts_directory(directory, PROJECT), _saying(arguments["stage"]))
+        run = Run(api, arguments, self.artifacts(variables), saying(arguments["stage"]))
         return run.prepare(check_mode) if arguments["phase"] == "prepare" else run.follow()
-
-
-def _saying(stage: str) -> Callable[[str, str], None]:
-    def say(kind: str, text: str) -> None:
-        if kind == "log":
-            Display().display(f"  {stage} | {text}")
-        else:
-            Display().display(f"  {text}", color="cyan")
-
-    return say

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, Callable, ClassVar
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
 from .kube_api import ApiFault, KubeApi
+from .report import artifacts_directory
+
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 class ClusterAction(ActionBase):  # type: ignore[misc]
@@ -36,3 +41,20 @@ class ClusterAction(ActionBase):  # type: ignore[misc]
     def act(self, api: KubeApi, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """What the action does; returns the task's result."""
         raise NotImplementedError
+
+    def artifacts(self, variables: dict[str, Any]) -> Path:
+        """Where this run's logs and evidence go."""
+        named = self._templar.template(variables.get("gpu_slices_artifacts_dir") or "")
+        return artifacts_directory(named, PROJECT)
+
+
+def saying(stage: str) -> Callable[[str, str], None]:
+    """What shows ("log", line) and ("note", text) on the console."""
+
+    def say(kind: str, text: str) -> None:
+        if kind == "log":
+            Display().display(f"  {stage} | {text}")
+        else:
+            Display().display(f"  {text}", color="cyan")
+
+    return say
