@@ -75,6 +75,8 @@ def test_it_starts_takes_settings_and_ends(mps: Mps) -> None:
 def test_it_says_that_it_is_emulated(mps: Mps) -> None:
     assert "no real hardware is involved" in mps.run("-h").stdout
     mps.run("-d")
+    # It answers only once it has written that.
+    mps.run(text="get_server_list\n")
     assert "emulated silicon of the lab: no CUDA client is served" in mps.log()
 
 
