@@ -41,6 +41,8 @@ def documents() -> list[dict[str, Any]]:
         ({"callers_volcano_queue": "My queue"}, "callers_volcano_queue is 'My queue'"),
         ({"callers_resources": {"limits": {"nvidia.com/gpu": 1}}}, "holds limits.nvidia.com/gpu"),
         ({"callers_resources": {"claims": [{"name": "x"}]}}, "holds claims"),
+        ({"callers_resources": {"requests": {"cpu": "x1"}}}, "callers_resources.requests.cpu: 'x1' is not"),
+        ({"callers_enabled": " ,"}, "callers_enabled is empty"),
     ],
 )
 def test_gate_1_refuses(given: dict[str, Any], says: str) -> None:
@@ -55,6 +57,8 @@ def test_gate_1_refuses(given: dict[str, Any], says: str) -> None:
         {"callers_enabled": ["kfp"], "callers_hold": 0, "callers_volcano_queue": "team-a.gpu"},
         {"callers_resources": {"limits": {"cpu": "1", "ephemeral-storage": "1Gi"}}},
         {"callers_resources": {}, "callers_hold": "abc"},
+        {"callers_resources": ["cpu"], "callers_enabled": "pod,job"},
+        {"callers_resources": {"requests": "cpu"}},
     ],
 )
 def test_gate_1_takes(given: dict[str, Any]) -> None:
@@ -281,6 +285,14 @@ class TestPlan:
         assert [w["id"] for w in made["workloads"]] == ["pod", "kfp"]
         assert [m["kind"] for m in made["ground"] + made["callers"]] == ["ConfigMap", "Pod", "Pod"]
         assert made["manual"] == {}
+
+    def test_a_string_names_callers_too(self) -> None:
+        """``-e callers_enabled=pod,job`` is one."""
+        assert [w["id"] for w in planned("pod, job")["workloads"]] == ["pod", "job"]
+
+    def test_nothing_to_run_is_no_success(self) -> None:
+        with pytest.raises(callers.CallerError, match="no caller is named"):
+            planned("")
 
     def test_the_cronjob_keeps_its_name_and_its_job_is_followed(self) -> None:
         made = planned(["cronjob"])

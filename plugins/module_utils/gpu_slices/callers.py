@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
+from .quantity import parse_quantity
 from .workload_log import proof
 from .workload_state import condition
 
@@ -41,7 +42,7 @@ class CallerError(ValueError):
 def faults(given: Mapping[str, Any]) -> list[str]:
     """What is wrong with the stage's variables (those that are set), though their types are right."""
     found = []
-    if "callers_enabled" in given and not given["callers_enabled"]:
+    if "callers_enabled" in given and not _names(given["callers_enabled"]):
         found.append(
             f"callers_enabled is empty: name at least one of {', '.join(CALLERS)}, or leave the tag out."
         )
@@ -53,22 +54,38 @@ def faults(given: Mapping[str, Any]) -> list[str]:
     queue = str(given.get("callers_volcano_queue", "default"))
     if not re.match(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", queue):
         found.append(f"callers_volcano_queue is '{queue}': needed is the name of a queue, as default.")
-    resources = given.get("callers_resources") or {}
+    resources = _mapping(given.get("callers_resources"))
+    amounts = {
+        f"{part}.{name}": amount
+        for part in ("requests", "limits")
+        for name, amount in _mapping(resources.get(part)).items()
+    }
     wrong = sorted(
-        [
-            f"{part}.{name}"
-            for part in ("requests", "limits")
-            for name in resources.get(part) or {}
-            if "/" in name
-        ]
-        + [part for part in resources if part not in {"requests", "limits"}]
+        [name for name in amounts if "/" in name]
+        + [str(part) for part in resources if part not in {"requests", "limits"}]
     )
     if wrong:
         found.append(
             f"callers_resources holds {', '.join(wrong)}: needed are requests and limits of cpu and memory; "
             "the slice comes from the claim, and nothing else may ask for a device."
         )
+    for name, amount in amounts.items():
+        try:
+            parse_quantity(amount)
+        except ValueError as fault:
+            found.append(f"callers_resources.{name}: {fault}.")
     return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A mapping, or none: the types are checked elsewhere."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _names(enabled: Any) -> list[str]:
+    """callers_enabled as a list: ``-e callers_enabled=pod,job`` hands it over as one string."""
+    listed = enabled.split(",") if isinstance(enabled, str) else enabled
+    return [str(name).strip() for name in listed or [] if str(name).strip()]
 
 
 def _whole(value: Any) -> bool:
@@ -296,7 +313,7 @@ def job_of_cronjob(cronjob: Object, name: str, uid: str = "") -> Object:
 
 
 def plan(
-    enabled: Iterable[str],
+    enabled: Iterable[str] | str,
     drafts: Mapping[str, Object],
     scripts: Object,
     claim: Mapping[str, Any],
@@ -324,7 +341,9 @@ def plan(
         "names": {},
     }
     proved = {job["metadata"]["name"] for job in finished_jobs if condition(job, "Complete")}
-    wanted = [caller for caller in CALLERS if caller in set(enabled)]
+    wanted = [caller for caller in CALLERS if caller in _names(enabled)]
+    if not wanted:
+        raise CallerError(f"no caller is named; needed at least one of {', '.join(CALLERS)}")
     made["rows"].append(_hooks_row({caller: drafts[caller] for caller in wanted}, claim["template"]))
     for caller in wanted:
         draft = copy.deepcopy(dict(drafts[caller]))
