@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Mapping
 from ansible.errors import AnsibleFilterError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
-from gpu_slices import claim, kueue, quantity
+from gpu_slices import claim, kueue, managed, preflight, quantity
 from gpu_slices.resource_slices import profile_slug
 
 
@@ -54,6 +54,34 @@ def covered(resources: Mapping[str, Any], jobs: int) -> dict[str, str]:
             raise AnsibleFilterError(f"quota_resources: {name}: {fault}") from None
         total[str(name)] = quantity.format_quantity(amount, needs[name])
     return total
+
+
+def usable(namespace: Mapping[str, Any]) -> bool:
+    """Whether the namespace is still to be made or is ours: somebody else's gets no label of ours."""
+    return not namespace["found"] or managed.ours({"metadata": namespace})
+
+
+def named(manifests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Where each of the objects would be found, for cluster_facts; without the namespace."""
+    found = []
+    for manifest in manifests:
+        kind, metadata, version = manifest["kind"], manifest["metadata"], str(manifest["apiVersion"])
+        if kind == "Namespace":
+            continue
+        space = str(metadata.get("namespace") or "")
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        plural = f"{kind.lower()}{'es' if kind.endswith('s') else 's'}"
+        place = f"{base}/namespaces/{space}" if space else base
+        found.append(
+            {
+                "id": f"{kind}/{metadata['name']}",
+                "kind": kind,
+                "namespace": space,
+                "name": metadata["name"],
+                "path": f"{place}/{plural}/{metadata['name']}",
+            }
+        )
+    return found
 
 
 def runtime(manifests: Iterable[Mapping[str, Any]], grace: int) -> list[dict[str, Any]]:
@@ -111,6 +139,9 @@ class FilterModule:
             "quota_slices": slices,
             "quota_profiles": profiles,
             "quota_covered": covered,
+            "quota_usable": usable,
+            "quota_named": named,
+            "quota_names": preflight.names_check,
             "quota_runtime": runtime,
             "quota_jobs": jobs,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,26 @@ import yaml
 from gpu_slices import kueue, kueue_config, preflight
 from gpu_slices.cluster import KUEUE_NAMESPACE, _placed
 
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/kueue"
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/fixtures/kueue"
 DEPLOYMENT = yaml.safe_load((FIXTURES / "deployment-0.17.yaml").read_text())
 CONFIG_MAP = yaml.safe_load((FIXTURES / "config-0.17.yaml").read_text())
 KEY = "controller_manager_config.yaml"
 CLASS, RESOURCE = "mig-1g-18gb.nvidia.com", "gpu-slices.dev/mig-1g-18gb"
 WANTED = {CLASS: RESOURCE}
 TRAINER = {"pod_overrides": "runtimePatches"}
+
+
+def _filters() -> Any:
+    spec = importlib.util.spec_from_file_location("quota_filters", ROOT / "plugins/filter/quota.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+quota_filter = _filters()
 
 
 def deployment(**changed: Any) -> dict[str, Any]:
@@ -431,6 +445,67 @@ class TestPreflight:
         assert (made[0]["status"], made[0]["found"]) == ("fail", "403 [facts_unreadable]")
 
 
+class TestOthers:
+    """What is somebody else's is named and left alone."""
+
+    def queue(self, name: str, **more: Any) -> dict[str, Any]:
+        labels = {"app.kubernetes.io/managed-by": "gpu-slices"} if more.pop("ours", False) else {}
+        return {"metadata": {"name": name, "labels": labels}, "spec": more}
+
+    def test_a_queue_in_our_cohort(self) -> None:
+        queues = [
+            self.queue("ours", cohortName=kueue.COHORT, ours=True),
+            self.queue("far", cohortName="research"),
+            self.queue("alone"),
+            self.queue("old", cohort=kueue.COHORT),
+            self.queue("new", cohortName=kueue.COHORT),
+        ]
+        assert kueue.guests(queues) == ["new", "old"]
+        made = kueue.checks({**facts(), "guests": ["new"]}, TRAINER, WANTED)
+        assert made[-1]["status"] == "fail"
+        assert "ClusterQueue new is in cohort gpu-slices-quota" in made[-1]["found"]
+        assert "kueue_cohort" not in found(kueue.checks({**facts(), "guests": []}, TRAINER, WANTED))
+
+    def test_the_cohort_is_the_one_that_is_rendered(self) -> None:
+        text = (ROOT / "roles/quota/templates/queues.yaml.j2").read_text(encoding="utf-8")
+        assert f"'cohortName' }}}}: {kueue.COHORT}\n" in text
+
+    def test_every_name_is_looked_up_where_it_would_be(self) -> None:
+        manifests = [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ns"}},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns"}},
+            {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "d"}},
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "LocalQueue",
+                "metadata": {"name": "q", "namespace": "ns"},
+            },
+        ]
+        named = quota_filter.named(manifests)
+        assert [item["path"] for item in named] == [
+            "/api/v1/namespaces/ns/configmaps/c",
+            "/apis/resource.k8s.io/v1/deviceclasses/d",
+            "/apis/kueue.x-k8s.io/v1beta1/namespaces/ns/localqueues/q",
+        ]
+        theirs = {**dict.fromkeys(item["id"] for item in named), "DeviceClass/d": {"metadata": {}}}
+        made = preflight.names_check(named, theirs)
+        assert made["found"].startswith("DeviceClass d exists and is not ours")
+        assert "gpu_slices_namespace" not in made["fix"]
+
+    @pytest.mark.parametrize(
+        ("there", "labels", "ours"),
+        [
+            (False, {}, True),
+            (True, {"app.kubernetes.io/managed-by": "gpu-slices"}, True),
+            (True, {"team": "theirs"}, False),
+        ],
+    )
+    def test_a_namespace_of_somebody_else_gets_no_label(
+        self, there: bool, labels: dict[str, str], ours: bool
+    ) -> None:
+        assert quota_filter.usable({"found": there, "labels": labels}) is ours
+
+
 class TestInputs:
     def test_what_is_fine(self) -> None:
         assert kueue.input_faults({}) == []
@@ -451,6 +526,8 @@ class TestInputs:
             ("quota_resources", {"requests": {"cpu": "lots"}}, "quota_resources.requests.cpu: 'lots'"),
             ("quota_resources", {"requests": ["cpu"]}, "no mapping"),
             ("quota_resources", {"request": {}}, "has request"),
+            ("quota_resources", {"limits": {"nvidia.com/gpu": 1}}, "limits holds nvidia.com/gpu"),
+            ("quota_shared_memory", "lots", "'lots' is not a Kubernetes quantity"),
             ("quota_hold_seconds", 600, "have to end within it"),
         ],
     )

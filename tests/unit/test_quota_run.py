@@ -15,7 +15,7 @@ import yaml
 from gpu_slices import kueue, quota_record, quota_run
 from gpu_slices.kube_api import ApiFault
 from gpu_slices.quota_run import Director, QuotaRun, explain
-from gpu_slices.workload_run import EVIDENCE
+from gpu_slices.workload_run import EVIDENCE, RunFault
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = ("borrower-1", "borrower-2", "waiting", "urgent")
@@ -284,6 +284,41 @@ class TestEvidence:
         run = self.run_of(monkeypatch)
         members = [{"id": name, "record": {}} for name in IDS]
         assert [(c["id"], c["status"]) for c in run.judge_stage(members)] == [("record", "fail")]
+
+    def test_jobs_of_a_run_that_was_broken_off_are_not_taken_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are all there and unfinished, but what Kueue did with them meanwhile was not seen."""
+        run = self.run_of(monkeypatch)
+        assert run._kept([False] * 4, [True] * 4, settled=False) == [False] * 4
+        assert run._kept([True] * 4, [False] * 4, settled=True) == [True] * 4
+
+    @pytest.mark.parametrize(
+        ("owner", "queue_name", "finished", "said"),
+        [
+            ("theirs", "gpu-slices-quota-team-b", False, True),
+            ("theirs", "gpu-slices-quota-team-b", True, False),
+            ("theirs", "research", False, False),
+            ("x-waiting", "gpu-slices-quota-team-b", False, False),
+        ],
+    )
+    def test_nobody_elses_job_is_played_with(
+        self, owner: str, queue_name: str, finished: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        conditions = [{"type": "Finished", "status": "True"}] if finished else []
+        item = {
+            "metadata": {"name": "w", "ownerReferences": [{"kind": "TrainJob", "name": owner}]},
+            "spec": {"queueName": queue_name},
+            "status": {"conditions": conditions},
+        }
+        run = self.run_of(monkeypatch)
+        monkeypatch.setattr(run.api, "get", lambda *_: {"items": [item]})
+        monkeypatch.setattr("gpu_slices.workload_run.Run.follow", lambda _: {"played": True})
+        if said:
+            with pytest.raises(RunFault, match=r"TrainJob theirs \(gpu-slices-quota-team-b\)"):
+                run.follow()
+        else:
+            assert run.follow() == {"played": True}
 
     def test_a_job_that_failed_is_no_proof(self, monkeypatch: pytest.MonkeyPatch) -> None:
         item = self.item({})

@@ -473,6 +473,9 @@ def _ask_kueue(api: KubeApi, _options: Object) -> Callable[[], Any]:
         }
         if not facts["served"]:
             return facts
+        if set(facts["served"]) & set(kueue.VERSIONS):
+            queues = _items(api, f"/apis/{kueue.api_version(facts)}/clusterqueues")
+            facts["guests"] = kueue.guests(queues)
         found = [item for item in _items(api, "/apis/apps/v1/deployments") if kueue.is_manager(item)]
         facts["managers"] = [kueue.trim_manager(item) for item in found]
         if len(found) == 1:

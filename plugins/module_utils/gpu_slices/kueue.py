@@ -3,6 +3,7 @@
 Pure functions; controller only. *Facts* are what :func:`trim` makes of API objects::
 
     {"served": ["v1beta2", "v1beta1"],
+     "guests": [names of ClusterQueues in our cohort that are not ours],
      "managers": [{"namespace", "name", "image", "version", "version_from", "container", "arguments",
                    "config_map", "config_key", "ready": bool}],
      "config": {"found": bool, "text": "...", "edited": "2026-12-01T12:00:00Z", "version": "resourceVersion"},
@@ -27,8 +28,11 @@ Check = Dict[str, Any]
 
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
+# The cohort of our ClusterQueues (roles/quota/templates/queues.yaml.j2).
+COHORT = "gpu-slices-quota"
 CONFIG_KEY = "controller_manager_config.yaml"
 FIRST_WITH_DRA: Version = (0, 14)
+_LABEL, _MANAGER = "app.kubernetes.io/managed-by", "gpu-slices"
 _OLD_GATE, _NEW_GATE = "DynamicResourceAllocation", "KueueDRAIntegration"
 _GATE_RENAMED: Version = (0, 18)
 
@@ -76,6 +80,11 @@ def input_faults(values: Mapping[str, Any]) -> list[str]:
             faults.append(f"quota_resources.{part} is no mapping: write it like {{cpu: 250m, memory: 1Gi}}.")
             continue
         for key, amount in given.items():
+            if str(key).startswith("nvidia.com/"):
+                faults.append(
+                    f"quota_resources.{part} holds {key}: the slice comes from the claim, and no other GPU "
+                    "may be asked for."
+                )
             try:
                 parse_quantity(amount)
             except ValueError as error:
@@ -83,6 +92,11 @@ def input_faults(values: Mapping[str, Any]) -> list[str]:
     odd = ", ".join(sorted(str(key) for key in set(resources) - {"requests", "limits"}))
     if odd:
         faults.append(f"quota_resources has {odd}: needed are requests and limits.")
+    shared_memory = values.get("quota_shared_memory", "2Gi")
+    try:
+        parse_quantity(shared_memory)
+    except ValueError as error:
+        faults.append(f"quota_shared_memory: {error}.")
     hold, limit = values.get("quota_hold_seconds", 15), values.get("quota_timeout", 600)
     try:
         if float(hold) >= float(limit):
@@ -179,6 +193,16 @@ def started(pods: Iterable[Mapping[str, Any]]) -> str:
         and not (pod.get("metadata") or {}).get("deletionTimestamp")
     ]
     return min(times) if times else ""
+
+
+def guests(queues: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The ClusterQueues of our cohort that are not ours: what they lent or borrowed could be taken back."""
+    found = []
+    for item in queues:
+        spec, labels = item.get("spec") or {}, item["metadata"].get("labels") or {}
+        if COHORT in (spec.get("cohortName"), spec.get("cohort")) and labels.get(_LABEL) != _MANAGER:
+            found.append(str(item["metadata"]["name"]))
+    return sorted(found)
 
 
 def _containers(deployment: Mapping[str, Any]) -> list[Object]:
@@ -424,7 +448,21 @@ def checks(
     ]
     if stale(facts):
         found.append(_stale(facts, configure))
+    if facts.get("guests"):
+        found.append(_guests(facts["guests"]))
     return found
+
+
+def _guests(names: Sequence[str]) -> Check:
+    return _check(
+        "kueue_cohort",
+        "Is the cohort ours alone?",
+        f"ClusterQueue {', '.join(names)} is in cohort {COHORT} and not ours",
+        "fail",
+        needed="no other queue there: its jobs could be preempted by the proof",
+        fix="move it to another cohort: kubectl edit clusterqueue",
+        finding="kueue_cohort",
+    )
 
 
 def _installed(facts: Mapping[str, Any], manager: Mapping[str, Any]) -> Check:

@@ -700,10 +700,13 @@ def _namespace(facts: Object, settings: Object) -> Check:
 
 
 def _names(facts: Object, settings: Object) -> Check:
+    return names_check(named_objects(settings), facts.get("objects") or {})
+
+
+def names_check(named: list[Object], objects: Object) -> Check:
+    """Whether the names are free or ours. ``objects``: by id what the cluster has (None: nothing)."""
     asked = "Are the names we use free, or ours?"
     foreign = []
-    objects = facts.get("objects") or {}
-    named = named_objects(settings)
     if not {item["id"] for item in named} <= set(objects):
         return check("names", asked, "the objects could not be read", "skip")
     for item in named:
@@ -719,7 +722,8 @@ def _names(facts: Object, settings: Object) -> Check:
             f"{', '.join(foreign)} exists and is not ours",
             "fail",
             needed=f"no such object, or one labelled {MANAGED_BY}={MANAGER}",
-            fix="rename or remove it, or choose another gpu_slices_namespace"
+            fix="rename or remove it"
+            + (", or choose another gpu_slices_namespace" if any("/" in name for name in foreign) else "")
             + (
                 " (for a DeviceClass: name it in quota_device_class)"
                 if any(name.startswith("DeviceClass") for name in foreign)

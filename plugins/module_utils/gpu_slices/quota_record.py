@@ -292,6 +292,21 @@ def events(jobs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [line for _, line in sorted(found, key=lambda entry: entry[0])]
 
 
+def strangers(workloads: Iterable[Object], ours: Container[str]) -> list[str]:
+    """Whose Workloads wait or run in our queues, beside those of the TrainJobs ``ours``."""
+    found = []
+    for item in workloads:
+        queue = str((item.get("spec") or {}).get("queueName") or "")
+        conditions = (item.get("status") or {}).get("conditions") or []
+        done = any(c.get("type") == "Finished" and c.get("status") == "True" for c in conditions)
+        owners = item["metadata"].get("ownerReferences") or [{"kind": "Workload", **item["metadata"]}]
+        owner = f"{owners[0]['kind']} {owners[0]['name']}"
+        mine = owners[0]["kind"] == "TrainJob" and owners[0]["name"] in ours
+        if queue.startswith("gpu-slices-quota-") and not done and not mine:
+            found.append(f"{owner} ({queue})")
+    return sorted(found)
+
+
 def _before(early: str, late: str) -> bool:
     """Whether a time of the API server is before one of Kueue, by more than their clocks may differ."""
     try:

@@ -23,7 +23,7 @@ from .quota_record import Recorder
 from .report import write_atomic
 from .resource_slices import merge_slices
 from .workload_follow import RESOURCE, Follower, Hub, Outcome
-from .workload_run import EVIDENCE, Run, Say
+from .workload_run import EVIDENCE, Run, RunFault, Say
 
 KUEUE = "/apis/kueue.x-k8s.io"
 _TICK = 0.2
@@ -63,6 +63,10 @@ class QuotaRun(Run):
             member["pods"] = []
         return member
 
+    def _kept(self, holds: list[bool], running: list[bool], settled: bool) -> list[bool]:
+        """All or none: what Kueue did with the jobs of a run that was broken off has not been recorded."""
+        return [settled] * len(holds)
+
     def _member(self, index: int, outcome: Outcome) -> Member:
         assert self._recorder is not None  # noqa: S101 - there are outcomes only after a play
         return {**super()._member(index, outcome), "record": self._recorder.jobs[self.targets[index].name]}
@@ -94,6 +98,18 @@ class QuotaRun(Run):
         body = {"metadata": {"annotations": {EVIDENCE: json.dumps(evidence, sort_keys=True)}}}
         params = {"fieldManager": "gpu-slices-evidence"}
         self.api.request("PATCH", path, body, params=params, content_type=MERGE_PATCH)
+
+    def follow(self) -> dict[str, Any]:
+        """As Run has it, where the queues are ours alone."""
+        path = f"{KUEUE}/{self.settings['kueue_version']}/namespaces/{self.namespace}/workloads"
+        others = quota_record.strangers(self.api.get(path).get("items") or [], self.settings["jobs"])
+        if others:
+            raise RunFault(
+                f"In the queues of this stage there is a job of somebody else: {', '.join(others)}. Needed: "
+                "these queues for the proof alone, which would preempt it. Wait until it has ended, or give "
+                f"it another queue ({quota_record.QUEUE_LABEL}), and run again."
+            )
+        return super().follow()
 
     def _outcomes(self, indexes: Sequence[int]) -> list[Outcome]:
         """Play, with a follower for each job."""
