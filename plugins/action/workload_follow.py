@@ -11,8 +11,10 @@ Arguments: ``phase``, ``stage``, ``part`` (for a stage that follows several grou
 (a name in judges.WORKLOAD), ``profile``, ``world`` (pods that it has), ``ok`` (last line of its log, for the
 judges that take it), ``id`` (its row among several)}], ``manifests`` (rendered objects), ``together``
 (several workloads prove something only together: all run again, or none), ``judge`` and ``judge_arguments``
-(what they prove together: a name in judges.STAGE), ``timeout`` and ``schedule_timeout`` (s),
-``require_cuda``, ``kubeconfig``, ``context``.
+(what they prove together: a name in judges.STAGE), ``timeout`` and ``schedule_timeout`` (s; of several,
+counted from when no other one is at work any more), ``clear`` [{``kind``, ``namespace``}] (where else
+unfinished ones of this stage must be gone before these are made anew), ``require_cuda``, ``kubeconfig``,
+``context``.
 
 Returns ``checks`` for gpu_check (the verdict is gpu_check's: a workload that failed does not fail this
 task), ``settled``, ``exists``, ``pods`` [{name, node, devices}]. In check mode nothing is deleted and nothing
@@ -42,6 +44,7 @@ _WORKLOAD = {
     "ok": {"default": ""},
     "id": {"default": ""},
 }
+_PLACE = {"kind": {"choices": list(KINDS), "required": True}, "namespace": {"required": True}}
 
 
 class ActionModule(ClusterAction):
@@ -53,6 +56,7 @@ class ActionModule(ClusterAction):
         "part": {"default": ""},
         "namespace": {"required": True},
         "workloads": {"type": "list", "elements": "dict", "options": _WORKLOAD, "required": True},
+        "clear": {"type": "list", "elements": "dict", "options": _PLACE, "default": []},
         "manifests": {"type": "list", "elements": "dict", "default": []},
         "together": {"type": "bool", "default": True},
         "judge": {"choices": ["", *judges.STAGE], "default": ""},

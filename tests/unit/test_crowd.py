@@ -78,6 +78,11 @@ class TestPlan:
         claims = [claim_of(FOUR[0], "gpu-slices-crowd-abc-1-node-0-0-x", "theirs")]
         assert crowd.plan(facts(FOUR, claims), "1g.6gb", "5Gi", 16)["count"] == 3
 
+    def test_what_the_root_pod_holds_counts_as_free(self) -> None:
+        claims = [claim_of(FOUR[0], "gpu-slices-isolation-abc-root-x", "second")]
+        assert crowd.plan(facts(FOUR, claims), "1g.6gb", "5Gi", 16)["count"] == 3
+        assert crowd.plan(facts(FOUR, claims), "1g.6gb", "5Gi", 16, second="second")["count"] == 4
+
     def test_above_the_limit_only_the_fullest_card_is_used(self) -> None:
         devices = [*FOUR, *(device(n, "GPU-B", "h") for n in range(7)), device(0, "GPU-C", "h")]
         made = crowd.plan(facts(devices), "1g.6gb", "5Gi", 8)

@@ -237,19 +237,14 @@ def test_an_image_that_cannot_come_ends_it_at_once(waiting: dict[str, Any], trou
     assert time.monotonic() - started < 5
 
 
+def blocked(message: str = "0/3 nodes are available: 3 cannot allocate all claims.") -> dict[str, Any]:
+    entry = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"conditions": [entry]}
+
+
 def test_no_free_slice_names_the_holders() -> None:
     api = Script()
-    blocked = {
-        "conditions": [
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "0/3 nodes are available: 3 cannot allocate all claims.",
-            }
-        ]
-    }
-    api.lists[POD_PATH] = [pod(**blocked)]
+    api.lists[POD_PATH] = [pod(**blocked())]
     others = []
     for i in range(2):
         other = json.loads(json.dumps(CLAIM))
@@ -264,6 +259,48 @@ def test_no_free_slice_names_the_holders() -> None:
     needed = "all 2 published devices of profile 1g.6gb are held by team/notebook-0; team/notebook-1"
     assert needed in outcome.trouble["found"]
     assert any(needed in text for _, text in said)
+
+
+def test_one_waits_as_long_as_others_are_at_work_and_then_no_longer_than_it_may() -> None:
+    api = Script()
+    api.lists[POD_PATH] = [pod(**blocked())]
+    target = workload_follow.Target("Pod", NS, "smoke", "smoke", "1g.6gb")
+    began = time.monotonic()
+    follower = workload_follow.Follower(
+        api,
+        target,
+        lambda *_: None,
+        timeout=20,
+        schedule_timeout=0.4,
+        others=lambda: time.monotonic() - began < 1.5,
+    )
+    assert follower.at_work
+    outcome = follower.run()
+    assert (outcome.result, outcome.trouble and outcome.trouble["id"]) == ("stuck", "unschedulable")
+    assert 1.5 < outcome.seconds < 10
+    assert not follower.at_work
+
+
+def test_the_last_words_on_a_pod_that_waits_are_about_what_is_now() -> None:
+    """Cordoned while others still ran: what was held then is free now."""
+    api = Script()
+    api.lists[POD_PATH] = [pod(**blocked())]
+    held = json.loads(json.dumps(CLAIM))
+    held["metadata"] |= {"name": "other", "namespace": "team", "uid": "o"}
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": "notebook"}]
+    api.lists["/apis/resource.k8s.io/v1/resourceclaims"] = [held]
+    cordoned = "0/3 nodes are available: 1 node(s) were unschedulable, 2 cannot allocate all claims."
+
+    def say(_: str, text: str) -> None:
+        if "1 of 2 devices" in text:
+            api.lists["/apis/resource.k8s.io/v1/resourceclaims"] = []
+            api.play(POD_PATH, "MODIFIED", pod(**blocked(cordoned)))
+
+    target = workload_follow.Target("Pod", NS, "smoke", "smoke", "1g.6gb")
+    outcome = workload_follow.Follower(api, target, say, timeout=20, schedule_timeout=2).run()
+    assert outcome.trouble is not None
+    assert "2 of 2 devices of profile 1g.6gb are free" in outcome.trouble["found"]
+    assert "cordon" in outcome.trouble["fix"]
 
 
 def test_a_trouble_that_passes_is_no_failure() -> None:

@@ -169,6 +169,34 @@ def test_ours_of_other_inputs_go_and_nobody_elses(tmp_path: Path) -> None:
     assert (result["settled"], result["changed"]) == (True, True)
 
 
+@pytest.mark.parametrize(("first", "deleted"), [("Failed", ["mine", "probe"]), ("Running", [])])
+def test_what_else_of_the_stage_holds_slices_goes_before_a_new_run(
+    first: str, deleted: list[str], tmp_path: Path
+) -> None:
+    probes = {p["metadata"]["name"]: p for p in (pod("probe", "Pending"), pod("ended"))}
+    probes["theirs"] = pod("theirs", "Running", labels={"app.kubernetes.io/component": "smoke"})
+    server = Server(pod(phase=first, evidence=False), *probes.values())
+    inner = server.find
+
+    def find(path: str, params: Any = None) -> Any:
+        if path.endswith("/namespaces/second/pods"):
+            return {"items": [probes[name] for name in probes if name in server.pods]}
+        return {"items": []} if path == PODS else inner(path, params)
+
+    server.find = find  # type: ignore[method-assign]
+    run = run_of(server, tmp_path, clear=[{"kind": "Pod", "namespace": "second"}])
+    result = run.prepare(False)
+    assert (server.deleted, result["removed"]) == (deleted, deleted)
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"app.kubernetes.io/managed-by": "someone"}])
+def test_nobody_elses_of_the_same_name_is_touched_or_believed(labels: Any, tmp_path: Path) -> None:
+    server = Server(pod(labels=labels))
+    with pytest.raises(workload_run.RunFault, match=f"Pod {NS}/mine is there and was not made by"):
+        prepare(server, tmp_path)
+    assert server.deleted == []
+
+
 @pytest.mark.parametrize(("stage", "world"), [("smoke", 1), ("sft", 2)])
 def test_a_success_without_its_pods_proves_nothing(stage: str, world: int, tmp_path: Path) -> None:
     run = run_of(None, tmp_path, {"judge": stage, "world": world})

@@ -78,16 +78,18 @@ def plan(
     *,
     tolerations: Iterable[Object] = (),
     predict: bool = False,
+    second: str = "",
 ) -> Object:
     """How many jobs, of which profile, and on which card.
 
-    What earlier pods of this stage hold counts as free, for they are taken up again or removed. Returns
+    What earlier pods of this stage hold counts as free, for they are taken up again or removed; some of them
+    are in the namespace ``second``. Returns
     ``{profile, count, devices, card, cards, reason, kind, published, predicted, isolation}``. ``card`` is the
     GPU that the claims are bound to: set where more than ``limit`` slices are free. ``isolation`` is the
     {card, node, free} on which neighbours can be looked at, or {reason}.
     """
     namespace = str((facts.get("namespace") or {}).get("name", ""))
-    others = [one for one in facts.get("claims") or [] if not ours(one, namespace)]
+    others = [one for one in facts.get("claims") or [] if not ours(one, namespace, second)]
     seen = {**facts, "claims": others} if "claims" in facts else facts
     made = claim.choice(seen, profile, memory, layouts, tolerations=tolerations, predict=predict, count=LEAST)
     devices = sorted(made["devices"], key=lambda d: (d["node"], d["parent_uuid"], d["device"]))

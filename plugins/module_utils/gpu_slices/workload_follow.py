@@ -145,7 +145,8 @@ class Follower:
     """Follows one workload; make one, call run() once.
 
     ``say`` gets each line for the console: ("log", text) or ("note", text). A ``hub`` is shared with others
-    and started by its owner.
+    and started by its owner. While ``others`` says that others are at work, waiting for a slice is no reason
+    to give up: it may become free when they end. ``at_work`` is what this one is to the others.
     """
 
     def __init__(
@@ -157,8 +158,11 @@ class Follower:
         timeout: float,
         schedule_timeout: float,
         hub: Hub | None = None,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._api, self._target, self._say = api, target, say
+        self._others, self._alone_since = others, 0.0
+        self.at_work = True
         self._timeout, self._schedule_timeout = timeout, schedule_timeout
         self._queue: queue.Queue[tuple[str, str, Any]] = queue.Queue()
         self._stop = threading.Event()
@@ -189,6 +193,7 @@ class Follower:
                 if verdict:
                     return self._close(verdict[0], verdict[1], started)
         finally:
+            self.at_work = False
             self._stop.set()
             if self._own_hub:
                 self._own_hub.stop()
@@ -366,6 +371,9 @@ class Follower:
                     current[trouble["id"]] = trouble
         now = time.monotonic()
         self._troubles = {k: v for k, v in self._troubles.items() if k in current}
+        self.at_work = "unschedulable" not in current
+        if self._others():
+            self._alone_since = now
         for name, trouble in current.items():
             since = self._troubles.setdefault(name, (now, trouble))[0]
             self._note(trouble["found"])
@@ -376,13 +384,17 @@ class Follower:
                 if now - since > min(_STUCK_NOTICE, grace / 2):
                     reported = self._explained(trouble)
                     self._note(reported["found"])
+                since = max(since, self._alone_since)
+                if now - since > grace:
+                    return self._explained(trouble, again=True)
             if now - since > grace:
                 return reported
         return None
 
-    def _explained(self, trouble: dict[str, Any]) -> dict[str, Any]:
+    def _explained(self, trouble: dict[str, Any], again: bool = False) -> dict[str, Any]:
+        """Why it waits, asked once for each thing that the scheduler says."""
         known = self._troubles[trouble["id"]]
-        if known[1].get("explained"):
+        if known[1].get("explained") == trouble["found"] and not again:
             return known[1]
         try:
             devices = merge_slices(self._api.get(f"{RESOURCE}/resourceslices").get("items") or [])["devices"]
@@ -392,7 +404,7 @@ class Follower:
         else:
             why, fix = state.explain_unschedulable(trouble["found"], self._target.profile, devices, claims)
         found = f"{why} (scheduler: {trouble['found']})"
-        explained = {**trouble, "found": found, "fix": fix, "explained": True}
+        explained = {**trouble, "found": found, "fix": fix, "explained": trouble["found"]}
         self._troubles[trouble["id"]] = (known[0], explained)
         return explained
 

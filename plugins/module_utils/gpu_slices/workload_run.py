@@ -49,8 +49,9 @@ class Run:
     """The workloads of one stage and what is to be done with them.
 
     ``settings``: stage, part (of the stage: its files carry the name), namespace, workloads [{kind, name,
-    container, profile, judge, world, ok, id}], manifests, together, judge, judge_arguments, require_cuda,
-    timeout and schedule_timeout (s). ``say`` gets ("note", text) and ("log", line).
+    container, profile, judge, world, ok, id}], manifests, clear [{kind, namespace}], together, judge,
+    judge_arguments, require_cuda, timeout and schedule_timeout (s). ``say`` gets ("note", text) and
+    ("log", line).
     """
 
     def __init__(self, api: KubeApi, settings: Mapping[str, Any], artifacts: Path, say: Say) -> None:
@@ -81,6 +82,13 @@ class Run:
         manifests = json.loads(json.dumps(self.settings.get("manifests") or []))
         text = yaml.safe_dump_all(manifests, sort_keys=False)
         items, others, published = self._read()
+        for target, item in zip(self.targets, items):
+            if item and not _labelled(item):
+                raise RunFault(
+                    f"{target.kind} {target.namespace}/{target.name} is there and was not made by this "
+                    f"project: it has no label {MANAGED_BY}=gpu-slices. Needed: that name free, or an object "
+                    "of ours. Rename or delete it, or set gpu_slices_namespace to another namespace."
+                )
         members = [
             self._recorded(index, item, published) if item else None for index, item in enumerate(items)
         ]
@@ -101,6 +109,8 @@ class Run:
                 for pod in member["pods"]:
                     self.say("log", workload_log.last_line(pod["log"] or ""))
         gone = [(self.targets[i], items[i]) for i in stale] + others
+        if not any(keep):
+            gone += self._unfinished()
         if not check_mode:
             write_atomic(self.artifacts / "manifests" / f"{self.files}.yaml", text)
             self._delete([(target, item) for target, item in gone if item])
@@ -155,6 +165,17 @@ class Run:
             if (kind, item["metadata"]["name"]) not in wanted and _ours(item)
         ]
         return items, others, merge_slices(answers["slices"].get("items") or [])["devices"]
+
+    def _unfinished(self) -> list[tuple[Target, Object]]:
+        """What else of this stage still runs, or waits, and so holds slices that are counted as free."""
+        found = []
+        for place in self.settings.get("clear") or []:
+            target = Target(place["kind"], place["namespace"], name="", container="")
+            listing = self.api.find(target.collection, {"labelSelector": f"{COMPONENT}={self.stage}"}) or {}
+            for item in listing.get("items") or []:
+                if _ours(item) and not workload_state.finished({**item, "kind": target.kind}):
+                    found.append((target, item))
+        return found
 
     def _recorded(self, index: int, item: Object, published: Sequence[Object]) -> Member | None:
         """A workload that succeeded, with its logs, if what it was given is still published."""
@@ -265,7 +286,12 @@ class Run:
     def _outcomes(self, indexes: Sequence[int]) -> list[Outcome]:
         """Follow these workloads side by side; what they all look at is watched once."""
         hub = Hub(self.api)
-        followers = [
+        followers: list[Follower] = []
+
+        def others(index: int) -> bool:
+            return any(one.at_work for one in followers if one is not followers[index])
+
+        followers += [
             Follower(
                 self.api,
                 self.targets[index],
@@ -273,8 +299,9 @@ class Run:
                 timeout=float(self.settings["timeout"]),
                 schedule_timeout=float(self.settings["schedule_timeout"]),
                 hub=hub,
+                others=partial(others, place),
             )
-            for index in indexes
+            for place, index in enumerate(indexes)
         ]
         hub.start()
         try:
@@ -496,8 +523,11 @@ def _failed(checks: Sequence[Check]) -> bool:
 
 def _ours(item: Object) -> bool:
     """Ours, of the same component, under another name: made from other inputs than now."""
-    metadata = item["metadata"]
-    return metadata.get("labels", {}).get(MANAGED_BY) == "gpu-slices" and not metadata.get("ownerReferences")
+    return _labelled(item) and not item["metadata"].get("ownerReferences")
+
+
+def _labelled(item: Object) -> bool:
+    return (item["metadata"].get("labels") or {}).get(MANAGED_BY) == "gpu-slices"
 
 
 def _device(device: Mapping[str, Any]) -> str:
