@@ -37,9 +37,12 @@ options:
   context:
     description: Context in the kubeconfig.
     type: str
-  namespace:
-    description: Namespace to look in where objects of all namespaces may not be listed.
-    type: str
+  namespaces:
+    description:
+      - Namespaces to look in where objects of all namespaces may not be listed.
+      - In all but the first one what may not be listed is passed over; the namespace stays then.
+    type: list
+    elements: str
     required: true
   timeout:
     description: Seconds each step may take until its objects are gone.
@@ -51,7 +54,7 @@ author: gpu-slices
 EXAMPLES = r"""
 - name: Remove our objects
   managed_objects:
-    namespace: gpu-slices
+    namespaces: [gpu-slices, gpu-slices-isolation]
 """
 
 RETURN = r"""
@@ -90,7 +93,7 @@ def main() -> None:
         argument_spec={
             "kubeconfig": {"type": "path"},
             "context": {"type": "str"},
-            "namespace": {"type": "str", "required": True},
+            "namespaces": {"type": "list", "elements": "str", "required": True},
             "timeout": {"type": "int", "default": 180},
         },
         supports_check_mode=True,
@@ -111,7 +114,7 @@ def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list
     """Remove step by step what is there now. Returns what went, and the namespaces that stay."""
     versions = (api.find("/apis/kueue.x-k8s.io") or {}).get("versions") or []
     order = steps(version["version"] for version in versions)
-    found = [_list(api, step, params["namespace"]) for step in order]
+    found = [_list(api, step, params["namespaces"]) for step in order]
     names: list[str] = []
     kept: dict[str, str] = {}
     for step, items in zip(order, found):
@@ -120,9 +123,9 @@ def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list
             _kept(api, [item["metadata"]["name"] for kind, item in items if kind.kind == "Namespace"])
         )
         going = [(kind, item) for kind, item in items if not _stays(kind, item, kept)]
-        names += [describe(kind, item) for kind, item in going]
         if not check_mode:
             _remove(api, step, going, params, kept)
+        names += [describe(kind, item) for kind, item in going if not _stays(kind, item, kept)]
     return names, [{"namespace": name, "because": because} for name, because in kept.items()]
 
 
@@ -156,10 +159,10 @@ def _kept(api: KubeApi, namespaces: list[str]) -> dict[str, str]:
 
 
 def _list(
-    api: KubeApi, kinds: tuple[Kind, ...], namespace: str, everything: bool = False
+    api: KubeApi, kinds: tuple[Kind, ...], namespaces: list[str], everything: bool = False
 ) -> list[tuple[Kind, dict[str, Any]]]:
     """Our objects of these kinds; those that others own only with ``everything``. Unknown kinds hold none."""
-    answers, faults = api.parallel({kind.path(): _question(api, kind, namespace) for kind in kinds})
+    answers, faults = api.parallel({kind.path(): _question(api, kind, namespaces) for kind in kinds})
     for fault in faults.values():
         raise fault
     return [
@@ -170,22 +173,30 @@ def _list(
     ]
 
 
-def _question(api: KubeApi, kind: Kind, namespace: str) -> Any:
-    def ask() -> dict[str, Any] | None:
-        found: dict[str, Any] | None
+def _question(api: KubeApi, kind: Kind, namespaces: list[str]) -> Any:
+    """Our objects of a kind: everywhere, or, for who may not list that, in these namespaces."""
+
+    def inside(namespace: str) -> list[dict[str, Any]]:
+        if not kind.namespaced:
+            # A namespace can often be read by who may not list them all.
+            one = None if kind.optional else api.find(f"{kind.path()}/{namespace}")
+            return [one] if one and ours(one) else []
         try:
-            found = api.find(kind.path(), {"labelSelector": SELECTOR})
+            return list(
+                (api.find(kind.path(namespace), {"labelSelector": SELECTOR}) or {}).get("items") or []
+            )
+        except ApiFault as fault:
+            if fault.kind != "forbidden" or not (kind.optional or namespace != namespaces[0]):
+                raise
+            return []
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] | None = api.find(kind.path(), {"labelSelector": SELECTOR})
         except ApiFault as fault:
             if fault.kind != "forbidden":
                 raise
-            if kind.optional:
-                return None
-            if kind.namespaced:
-                found = api.find(kind.path(namespace), {"labelSelector": SELECTOR})
-                return found
-            # A namespace can often be read by who may not list them all.
-            one = api.find(f"{kind.path()}/{namespace}")
-            found = {"items": [one] if one and ours(one) else []}
+            return {"items": [item for namespace in namespaces for item in inside(namespace)]}
         return found
 
     return ask
@@ -212,13 +223,15 @@ def _remove(
         try:
             api.request("DELETE", path, body)
         except ApiFault as fault:
+            if fault.kind == "forbidden" and kind.kind == "Namespace":
+                kept[metadata["name"]] = f"it is empty, and this user may not delete it: {fault.message}"
             # Gone already, or replaced by another of that name since we looked.
-            if fault.kind not in {"not_found", "conflict"}:
+            elif fault.kind not in {"not_found", "conflict"}:
                 raise
     limit = time.monotonic() + params["timeout"]
     while left := [
         (kind, item)
-        for kind, item in _list(api, step, params["namespace"], everything=True)
+        for kind, item in _list(api, step, params["namespaces"], everything=True)
         if not _stays(kind, item, kept)
     ]:
         if time.monotonic() > limit:

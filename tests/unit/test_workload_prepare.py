@@ -415,7 +415,9 @@ def remove_all(module: Any, cluster: Cluster, timeout: int = 5, check_mode: bool
 def clear(
     module: Any, cluster: Cluster, timeout: int = 5, check_mode: bool = False
 ) -> tuple[list[str], list[dict[str, str]]]:
-    names, kept = module._clear(cluster, {"namespace": NS, "timeout": timeout}, check_mode)
+    names, kept = module._clear(
+        cluster, {"namespaces": [NS, f"{NS}-isolation"], "timeout": timeout}, check_mode
+    )
     return names, kept
 
 
@@ -494,6 +496,8 @@ def test_who_may_not_list_namespaces_still_removes_the_own_one(
         def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
             if path == "/api/v1/namespaces":
                 raise ApiFault("forbidden", "no list", 403)
+            if path == f"/api/v1/namespaces/{NS}-isolation":
+                return None
             if path != f"/api/v1/namespaces/{NS}":
                 return super().find(path, params or {})
             gone = self.going or not self.objects.get("namespaces")
@@ -503,6 +507,79 @@ def test_who_may_not_list_namespaces_still_removes_the_own_one(
     cluster.objects["namespaces"] = [{"metadata": {"name": NS, "uid": "n", "labels": labels}}]
     assert remove_all(module, cluster) == ([f"Namespace {NS}"] if goes else [])
     assert cluster.order == ([f"namespaces/{NS}"] if goes else [])
+
+
+def collected(questions: dict[str, Callable[[], Any]]) -> tuple[dict[str, Any], dict[str, ApiFault]]:
+    """The answers, and the faults of those that have none."""
+    answers, faults = {}, {}
+    for name, ask in questions.items():
+        try:
+            answers[name] = ask()
+        except ApiFault as fault:
+            faults[name] = fault
+    return answers, faults
+
+
+class Tight(Cluster):
+    """Nothing may be listed cluster-wide but claims; namespaces can be read, with ``may`` deleted."""
+
+    def __init__(self, may: bool, blind: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.may, self.blind = may, blind
+        for name in (NS, f"{NS}-isolation"):
+            labels = {managed.LABEL: managed.MANAGER}
+            self.objects.setdefault(f"{name}", []).append(
+                {"metadata": {"name": name, "uid": name, "labels": labels}}
+            )
+            for plural in ("pods", "configmaps", "cronjobs"):
+                metadata = {"name": plural, "namespace": name, "uid": "u"}
+                self.objects[f"{name}/{plural}"] = [{"metadata": metadata}]
+
+    def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+        parts = path.split("/")
+        if parts[-2] == "namespaces":
+            return next(iter(self.objects.get(parts[-1], [])), None)
+        if "namespaces" not in parts[:-1]:
+            if parts[-1] in ("kueue.x-k8s.io", "resourceclaims"):
+                return None
+            raise ApiFault("forbidden", f"list of {parts[-1]} is not allowed (403).", 403)
+        place, plural = parts[-2:]
+        if plural in self.blind and not (plural == "configmaps" and place == NS):
+            raise ApiFault("forbidden", f"list of {plural} is not allowed (403).", 403)
+        return {"items": list(self.objects.get(f"{place}/{plural}", []))}
+
+    def get(self, path: str, accept: str) -> dict[str, Any]:
+        return super().get(path, accept) if path in ("/api", "/apis") else self.find(path) or {}
+
+    def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        parts = path.split("/")
+        if parts[-2] == "namespaces" and not self.may:
+            raise ApiFault("forbidden", "delete is not allowed (403).", 403)
+        self.order.append("/".join(parts[-3:]))
+        self.objects.pop("/".join(parts[-3:-1]) if parts[-4] == "namespaces" else parts[-1])
+        return {}
+
+    parallel = staticmethod(collected)
+
+
+def test_who_may_list_only_in_namespaces_clears_both_of_them(module: Any) -> None:
+    cluster = Tight(may=True, blind=("persistentvolumeclaims", "trainjobs", "trainingruntimes"))
+    names, kept = clear(module, cluster)
+    assert kept == []
+    for place in (NS, f"{NS}-isolation"):
+        assert {f"Pod {place}/pods", f"CronJob {place}/cronjobs"} < set(names)
+        assert f"Namespace {place}" in names
+    assert cluster.objects == {}
+
+
+def test_namespaces_that_may_not_be_deleted_or_seen_stay_with_the_reason(module: Any) -> None:
+    cluster = Tight(may=False, blind=("configmaps",))
+    names, kept = clear(module, cluster)
+    because = {item["namespace"]: item["because"] for item in kept}
+    assert "may not delete it: delete is not allowed" in because[NS]
+    assert "cannot be listed: list of configmaps is not allowed" in because[f"{NS}-isolation"]
+    assert f"Pod {NS}-isolation/pods" in names
+    assert not any(name.startswith("Namespace") for name in names)
 
 
 def test_a_second_time_there_is_nothing_to_do(module: Any) -> None:
@@ -582,17 +659,7 @@ def test_a_namespace_that_cannot_be_looked_into_stays(module: Any) -> None:
                 raise ApiFault("forbidden", "Not allowed (403).", 403)
             return super().get(path, accept)
 
-        @staticmethod
-        def parallel(
-            questions: dict[str, Callable[[], Any]],
-        ) -> tuple[dict[str, Any], dict[str, ApiFault]]:
-            answers, faults = {}, {}
-            for name, ask in questions.items():
-                try:
-                    answers[name] = ask()
-                except ApiFault as fault:
-                    faults[name] = fault
-            return answers, faults
+        parallel = staticmethod(collected)
 
     cluster = Blind()
     cluster.objects["namespaces"] = [{"metadata": {"name": NS, "uid": "n"}}]

@@ -13,7 +13,7 @@ SELECTOR = f"{LABEL}={MANAGER}"
 class Kind(NamedTuple):
     """A kind: API prefix ("/api/v1"), plural, kind, and whether it has namespaces.
 
-    ``optional``: who may not list it has not made any either.
+    ``optional``: who may list it neither everywhere nor in the own namespaces has not made any either.
     """
 
     prefix: str
@@ -36,7 +36,7 @@ _KUEUE = f"/apis/{kueue.GROUP}/{kueue.VERSIONS[0]}"
 # use as long as there are pods: so one step after the other, each gone before the next begins.
 STEPS: tuple[tuple[Kind, ...], ...] = (
     (
-        Kind(_TRAINER, "trainjobs", "TrainJob"),
+        Kind(_TRAINER, "trainjobs", "TrainJob", optional=True),
         Kind("/apis/batch/v1", "cronjobs", "CronJob", optional=True),
         Kind("/apis/batch/v1", "jobs", "Job", optional=True),
         Kind("/apis/batch.volcano.sh/v1alpha1", "jobs", "Volcano Job", optional=True),
@@ -45,10 +45,10 @@ STEPS: tuple[tuple[Kind, ...], ...] = (
     (
         Kind(_RESOURCE, "resourceclaims", "ResourceClaim"),
         Kind(_RESOURCE, "resourceclaimtemplates", "ResourceClaimTemplate"),
-        Kind(_TRAINER, "trainingruntimes", "TrainingRuntime"),
+        Kind(_TRAINER, "trainingruntimes", "TrainingRuntime", optional=True),
         Kind("/api/v1", "configmaps", "ConfigMap"),
         # Only the recipe's own, with its adapters; a claim of the user's carries no label of ours.
-        Kind("/api/v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
+        Kind("/api/v1", "persistentvolumeclaims", "PersistentVolumeClaim", optional=True),
         Kind(_KUEUE, "localqueues", "LocalQueue", optional=True),
     ),
     # A ResourceFlavor stays as long as a ClusterQueue names it.
