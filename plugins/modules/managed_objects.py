@@ -217,7 +217,9 @@ def _remove(
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Foreground",
+            # Trainer makes a JobSet anew as long as its TrainJob is there: one that waited for its dependents
+            # would never be gone while it still runs.
+            "propagationPolicy": "Background",
             "preconditions": {"uid": metadata["uid"]},
         }
         try:

@@ -189,6 +189,42 @@ def test_what_else_of_the_stage_holds_slices_goes_before_a_new_run(
     assert (server.deleted, result["removed"]) == (deleted, deleted)
 
 
+def test_a_trainjob_is_gone_only_with_its_jobset_and_pods(tmp_path: Path) -> None:
+    """And in the background: Trainer makes the JobSet anew as long as the TrainJob is there."""
+    looks: list[str] = []
+    bodies: list[Any] = []
+    lingering = {"jobsets/former": 1, "pods": 2}
+
+    class Trainer(Server):
+        def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+            if path == SLICES:
+                return {"items": [self.slices]}
+            if path.endswith("/trainjobs"):
+                return {"items": list(self.pods.values())}
+            name = next((name for name in lingering if path.endswith(name)), "")
+            if not name:
+                return self.pods.get(path.rsplit("/", 1)[1])
+            looks.append(name)
+            if name == "pods":
+                assert params == {"labelSelector": "jobset.sigs.k8s.io/jobset-name=former"}
+            lingering[name] -= 1
+            return (
+                {"items": [{}] if lingering[name] >= 0 else []}
+                if name == "pods" or lingering[name] >= 0
+                else None
+            )
+
+        def request(self, method: str, path: str, *rest: Any, **more: Any) -> dict[str, Any]:
+            bodies.append(rest[0])
+            return super().request(method, path)
+
+    server = Trainer(pod("former", labels={"app.kubernetes.io/managed-by": "gpu-slices"}))
+    run_of(server, tmp_path, {"kind": "TrainJob"}).prepare(False)
+    assert server.deleted == ["former"]
+    assert [body["propagationPolicy"] for body in bodies] == ["Background"]
+    assert (looks.count("jobsets/former"), looks.count("pods")) == (2, 3)
+
+
 @pytest.mark.parametrize("labels", [None, {}, {"app.kubernetes.io/managed-by": "someone"}])
 def test_nobody_elses_of_the_same_name_is_touched_or_believed(labels: Any, tmp_path: Path) -> None:
     server = Server(pod(labels=labels))

@@ -17,6 +17,7 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Sequence
@@ -33,6 +34,7 @@ EVIDENCE = "gpu-slices.dev/evidence"
 COMPONENT = "app.kubernetes.io/component"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 PREFIX = "gpu-slices-"
+_JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _DELETE_SECONDS = 120
 
 Check = Dict[str, Any]
@@ -215,8 +217,12 @@ class Run:
         return {k: str(workload.get(k) or "") for k in ("kind", "name", "id", "profile")}
 
     def _delete(self, gone: Sequence[tuple[Target, Object]]) -> None:
-        """Delete, and wait until they and their pods are gone: their slices are free only then."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
+        """Delete, and wait until they and their pods are gone: their slices are free only then.
+
+        In the background: Trainer makes the JobSet of a TrainJob anew as long as the TrainJob is there, so
+        one that waits for its dependents is never gone while it still runs.
+        """
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         paths = {}
         for target, item in gone:
             name = item["metadata"]["name"]
@@ -228,8 +234,17 @@ class Run:
                 if fault.kind != "not_found":
                     raise
         limit = time.monotonic() + _DELETE_SECONDS
-        for name, path in paths.items():
-            while self.api.find(path) is not None:
+        left: dict[str, Callable[[], Any]] = {
+            name: partial(self.api.find, path) for name, path in paths.items()
+        }
+        for target in (replace(target, name=item["metadata"]["name"]) for target, item in gone):
+            if target.kind == "TrainJob":
+                path = f"{_JOBSETS}/namespaces/{target.namespace}/jobsets/{target.name}"
+                left[f"JobSet {target.name}"] = partial(self.api.find, path)
+            if target.kind != "Pod":
+                left[f"a pod of {target.kind} {target.name}"] = partial(self._pods_of, target)
+        for name, look in left.items():
+            while look():
                 if time.monotonic() > limit:
                     raise RunFault(
                         f"{name} is still there {_DELETE_SECONDS} s after its deletion; needed: gone, for "
@@ -237,6 +252,9 @@ class Run:
                         "gone cannot end."
                     )
                 time.sleep(0.3)
+
+    def _pods_of(self, target: Target) -> list[Any]:
+        return list((self.api.find(target.pods, target.pod_selector) or {}).get("items") or [])
 
     # -- follow
 
