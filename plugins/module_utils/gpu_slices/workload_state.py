@@ -224,6 +224,12 @@ def explain_unschedulable(
             "devices are not what is missing: the node lacks something else the pod asks for",
             "free resources on the node, or ask for less",
         )
+    if "volume" in message.lower() and "cannot allocate all claims" not in message:
+        return (
+            "devices are not what is missing: the pod's claim for storage finds no volume it can use",
+            "see kubectl get pvc,pv: another storage class, size or claim (recipe_storage_class, "
+            "recipe_storage_size, recipe_claim), or a node that reaches the volume",
+        )
     published = with_holders(devices, claims)
     fitting = [d for d in published if d["profile"] == profile and (profile or d["type"] == "gpu")]
     kind = f"profile {profile}" if profile else "type gpu"
