@@ -289,6 +289,27 @@ def test_the_evidence_of_a_run_is_what_a_second_run_reads(tmp_path: Path) -> Non
     assert prepare(Server(pod(evidence=text)), tmp_path)["settled"]
 
 
+@pytest.mark.parametrize(("faults", "asked", "said"), [([500, 503], 3, 0), ([403], 1, 1), ([500] * 9, 3, 1)])
+def test_a_record_that_cannot_be_written_does_not_undo_the_proof(
+    faults: list[int], asked: int, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload_run, "_PATCH_PAUSE", 0.02)
+    monkeypatch.setattr(workload_run, "_PATCH_SECONDS", 0.03)
+    server, asks, notes, left = Server(), [], [], list(faults)
+
+    def request(*arguments: Any, **_: Any) -> dict[str, Any]:
+        asks.append(arguments)
+        if left:
+            raise ApiFault("refused", "failed calling webhook", left.pop(0))
+        return {}
+
+    server.request = request  # type: ignore[method-assign]
+    run = run_of(server, tmp_path)
+    run.say = lambda kind, text: notes.append(text)
+    run._annotate(0, workload_follow.Outcome("succeeded", 1.0, {}))
+    assert (len(asks), len(notes)) == (asked, said)
+
+
 # --------------------------------------------------------------------------------------------------- several
 
 

@@ -36,6 +36,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 PREFIX = "gpu-slices-"
 _JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _DELETE_SECONDS = 120
+_PATCH_SECONDS, _PATCH_PAUSE, _SERVER_ERROR = 30, 2.0, 500
 
 Check = Dict[str, Any]
 Member = Dict[str, Any]
@@ -486,13 +487,29 @@ class Run:
             ],
         }
         body = {"metadata": {"annotations": {EVIDENCE: json.dumps(evidence, sort_keys=True)}}}
-        self.api.request(
-            "PATCH",
-            self.targets[index].path,
-            body,
-            params={"fieldManager": "gpu-slices-evidence"},
-            content_type=MERGE_PATCH,
-        )
+        target = self.targets[index]
+        limit = time.monotonic() + _PATCH_SECONDS
+        while True:
+            try:
+                self.api.request(
+                    "PATCH",
+                    target.path,
+                    body,
+                    params={"fieldManager": "gpu-slices-evidence"},
+                    content_type=MERGE_PATCH,
+                )
+            except ApiFault as fault:
+                # A webhook whose controller just restarts, say Kueue's, refuses for some seconds.
+                if (not fault.status or fault.status >= _SERVER_ERROR) and time.monotonic() < limit:
+                    time.sleep(_PATCH_PAUSE)
+                    continue
+                # What was proved stays proved.
+                self.say(
+                    "note",
+                    f"what {target.kind} {target.name} proved cannot be recorded on it, so a second run will "
+                    f"run it again: {fault.message}",
+                )
+            return
 
     def _save(self, target: Target, outcome: Outcome) -> list[str]:
         """Everything a person wants to see after a failure, as files; returns their names."""
