@@ -21,8 +21,30 @@ def classes(
     return {device_class: kueue.counted_as(facts, device_class) or resource or kueue.resource_name(profile)}
 
 
-def checks(facts: Mapping[str, Any], wanted: Mapping[str, str], configure: bool = False) -> list[Any]:
-    """Can Kueue, as it is or will be, count these classes?"""
+def checks(
+    facts: Mapping[str, Any], wanted: Mapping[str, str], configure: bool = False, own_class: str = ""
+) -> list[Any]:
+    """Can Kueue, as it is or will be, count these classes? ``own_class`` has to be there already."""
+    unread = preflight.unread_check(dict(facts), "kueue", "kueue", "Is Kueue installed?")
+    if unread:
+        return [unread]
+    found = _asked(facts, wanted, configure)
+    if own_class and own_class not in facts.get("device_classes", [own_class]):
+        found.append(
+            preflight.check(
+                "class",
+                "Is the DeviceClass that quota_device_class names there?",
+                f"there is no DeviceClass {own_class}",
+                "fail",
+                needed="the class, with the selector of the profile",
+                fix="create it, or leave quota_device_class empty",
+                finding="class_missing",
+            )
+        )
+    return found
+
+
+def _asked(facts: Mapping[str, Any], wanted: Mapping[str, str], configure: bool) -> list[Any]:
     features = (facts.get("trainer") or {}).get("features") or {}
     return kueue.checks(facts.get("kueue") or {}, features, wanted, configure=configure)
 

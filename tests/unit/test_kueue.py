@@ -492,6 +492,19 @@ class TestOthers:
         assert made["found"].startswith("DeviceClass d exists and is not ours")
         assert "gpu_slices_namespace" not in made["fix"]
 
+    def test_what_cannot_be_read_is_no_skip(self) -> None:
+        (made,) = quota_filter.checks({"errors": {"kueue": {"message": "Not allowed (403)"}}}, WANTED)
+        assert (made["id"], made["status"], made["found"][:17]) == ("kueue", "fail", "Not allowed (403)")
+
+    def test_a_class_of_ones_own_has_to_be_there(self) -> None:
+        read = {"kueue": facts(), "trainer": {"features": TRAINER}, "device_classes": ["mig.nvidia.com"]}
+        assert found(quota_filter.checks(read, WANTED))["kueue_mapping"] == "pass"
+        made = quota_filter.checks(read, WANTED, False, CLASS)
+        assert (made[-1]["id"], made[-1]["status"]) == ("class", "fail")
+        assert "class" not in found(
+            quota_filter.checks({**read, "device_classes": [CLASS]}, WANTED, False, CLASS)
+        )
+
     @pytest.mark.parametrize(
         ("there", "labels", "ours"),
         [

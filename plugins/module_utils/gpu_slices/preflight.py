@@ -280,7 +280,7 @@ def check(
     }
 
 
-def _unread(facts: Object, question: str, identity: str, asked: str) -> Check | None:
+def unread_check(facts: Object, question: str, identity: str, asked: str) -> Check | None:
     """A check for facts that could not be read, or None when they are there."""
     if question in facts:
         return None
@@ -298,7 +298,7 @@ def _unread(facts: Object, question: str, identity: str, asked: str) -> Check | 
 
 def _api(facts: Object) -> Check:
     asked = f"Does the API server serve {DRA_GROUP}/v1?"
-    unread = _unread(facts, "apis", "dra_api", asked)
+    unread = unread_check(facts, "apis", "dra_api", asked)
     if unread:
         return unread
     version = str((facts.get("version") or {}).get("git", "?"))
@@ -340,7 +340,7 @@ def _nodes(facts: Object, settings: Object) -> list[Object]:
 
 def _nodes_ready(facts: Object, settings: Object) -> Check:
     asked = "Are the inventory's GPU nodes in the cluster and Ready?"
-    unread = _unread(facts, "nodes", "nodes", asked)
+    unread = unread_check(facts, "nodes", "nodes", asked)
     if unread:
         return unread
     known = facts["nodes"]
@@ -444,7 +444,7 @@ def _each(values: Object) -> str:
 
 def _rights(facts: Object) -> Check:
     asked = "May this user do what the chosen stages do?"
-    unread = _unread(facts, "access", "rights", asked)
+    unread = unread_check(facts, "access", "rights", asked)
     if unread:
         return unread
     rights = facts["access"]
@@ -478,7 +478,7 @@ def _rights(facts: Object) -> Check:
 
 def _driver(facts: Object, settings: Object) -> Check:
     asked = "Is NVIDIA's DRA driver there, or will this run install it?"
-    unread = _unread(facts, "daemonsets", "driver", asked)
+    unread = unread_check(facts, "daemonsets", "driver", asked)
     if unread:
         return unread
     found = [item for item in facts["daemonsets"] if item["role"] == "dra"]
@@ -526,7 +526,7 @@ def sharing_check(facts: Object, settings: Object) -> Check:
     strategy = str(settings.get("strategy") or "TimeSlicing")
     gate, also = GATES[strategy], ""
     asked = f"Does the driver let a GPU be shared by {strategy}?"
-    unread = _unread(facts, "daemonsets", "sharing_gate", asked)
+    unread = unread_check(facts, "daemonsets", "sharing_gate", asked)
     if unread:
         return unread
     plugins = [item for item in facts["daemonsets"] if item["role"] == "dra"]
@@ -670,7 +670,7 @@ def _static(facts: Object, settings: Object) -> Check:
 def _namespace(facts: Object, settings: Object) -> Check:
     name = settings["namespace"]
     asked = f"Is namespace {name} usable?"
-    unread = _unread(facts, "namespace", "namespace", asked)
+    unread = unread_check(facts, "namespace", "namespace", asked)
     if unread:
         return unread
     namespace = facts["namespace"]
@@ -737,7 +737,7 @@ def names_check(named: list[Object], objects: Object) -> Check:
 
 def _trainer(facts: Object) -> Check:
     asked = "Are Kubeflow Trainer v2 and JobSet installed, with a schema we can use?"
-    unread = _unread(facts, "trainer", "trainer", asked)
+    unread = unread_check(facts, "trainer", "trainer", asked)
     if unread:
         return unread
     trainer = facts["trainer"]
@@ -785,7 +785,7 @@ def _trainer(facts: Object) -> Check:
 
 def _quota(facts: Object, settings: Object) -> list[Check]:
     """Whether Kueue can do what the stage quota proves; which profile it is may be known only later."""
-    unread = _unread(facts, "kueue", "kueue", "Is Kueue installed?")
+    unread = unread_check(facts, "kueue", "kueue", "Is Kueue installed?")
     if unread:
         return [unread]
     profiles = settings.get("profiles") or []
