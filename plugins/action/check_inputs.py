@@ -86,6 +86,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             faults += recipe.faults({**settings, **mine})
         faults += inputs.value_faults(settings, stages)
         faults += dict.fromkeys(fault for one in values.values() for fault in inputs.number_faults(one))
+        faults += inputs.resource_faults(mine)
         faults += inputs.label_faults(mine.get("gpu_nodes_labels"))
         message = inputs.compose(faults)
         if message:

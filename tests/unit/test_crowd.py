@@ -327,6 +327,9 @@ class TestReleased:
         ({"crowd_timeout": 60, "crowd_seconds": 30}, ["crowd_timeout is 60, crowd_seconds 30"]),
         ({"crowd_timeout": 61, "crowd_seconds": 30}, []),
         ({"crowd_timeout": "many", "crowd_seconds": 30}, []),
+        ({"crowd_timeout": 60}, ["crowd_timeout is 60, crowd_seconds 30"]),
+        ({"crowd_timeout": 60, "gpu_slices_silicon": "emulated"}, []),
+        ({"crowd_seconds": 450}, ["crowd_timeout is 900, crowd_seconds 450"]),
     ],
 )
 def test_inputs(settings: dict[str, Any], words: list[str]) -> None:
@@ -356,6 +359,15 @@ class TestGates:
     def test_pods_are_made_in_both_namespaces(self) -> None:
         everything = {"get", "create", "patch", "delete", "list", "watch"}
         assert self.places() == {NS: everything, "second": everything}
+
+    def test_claim_templates_are_read_in_both_namespaces(self) -> None:
+        rights = preflight.needed_rights(self.SETTINGS)
+        read = {
+            r["namespace"]
+            for r in rights
+            if r["resource"] == "resourceclaimtemplates" and r["verb"] == "list"
+        }
+        assert read == {NS, "second"}
 
     @pytest.mark.parametrize(
         "changed", [{"namespace_create": False}, {"isolation_namespace": ""}, {"stages": ["sft"]}]

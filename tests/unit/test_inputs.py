@@ -242,6 +242,31 @@ def test_good_numbers_and_wrong_types_are_left_alone():
 
 
 @pytest.mark.parametrize(
+    ("resources", "says"),
+    [
+        ({"requests": {"cpu": "50m", "memory": "1Gi"}, "limits": {"cpu": 1, "memory": "1024Mi"}}, []),
+        ({}, []),
+        ("{{ of_ours }}", []),
+        ({"request": {"cpu": 1}}, ["crowd_resources.request: needed are requests and limits"]),
+        ({"limits": 4}, ["crowd_resources.limits: needed are requests and limits"]),
+        (
+            {"requests": {"cpu": "lots"}},
+            ["crowd_resources.requests.cpu: 'lots' is not a Kubernetes quantity"],
+        ),
+        ({"limits": {"nvidia.com/gpu": 1}}, ["crowd_resources.limits has nvidia.com/gpu: leave it out"]),
+        (
+            {"requests": {"memory": "2Gi"}, "limits": {"memory": "1500Mi"}},
+            ["requests.memory is 2Gi, more than limits.memory (1500Mi)"],
+        ),
+    ],
+)
+def test_resources_that_no_pod_can_have(resources, says):
+    faults = inputs.resource_faults({"crowd_resources": resources, "my_resources": {"request": 1}})
+    assert len(faults) == len(says)
+    assert all(text in fault for text, fault in zip(says, faults))
+
+
+@pytest.mark.parametrize(
     ("labels", "says"),
     [
         ({"a/b/c": "x"}, "the name 'a/b/c'"),

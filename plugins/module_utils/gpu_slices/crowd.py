@@ -54,9 +54,11 @@ def faults(settings: Mapping[str, Any]) -> list[str]:
             f"crowd_isolation_namespace is {name}, as gpu_slices_namespace: choose another, for Pod Security "
             "is laxer there."
         )
+    usual = 30 if settings.get("gpu_slices_silicon", "real") == "real" else 8
     try:
-        timeout, seconds = float(settings["crowd_timeout"]), float(settings["crowd_seconds"])
-    except (KeyError, TypeError, ValueError):
+        timeout = float(settings.get("crowd_timeout", 900))
+        seconds = float(settings.get("crowd_seconds", usual))
+    except (TypeError, ValueError):
         return found
     if timeout <= 2 * seconds:
         found.append(

@@ -12,7 +12,7 @@ import math
 import re
 from typing import Any, Dict, Iterable, Mapping
 
-from .quantity import format_bytes, parse_bytes
+from .quantity import format_bytes, parse_bytes, parse_quantity
 
 PREFIXES = (
     "gpu_slices_",
@@ -50,7 +50,7 @@ _NUMBERS = {
             *("smoke_timeout", "smoke_schedule_timeout", "sft_timeout", "sft_schedule_timeout"),
             *("sft_nodes", "sft_steps", "sft_batch", "sft_learning_rate"),
             *("shared_timeout", "shared_schedule_timeout", "shared_steps", "shared_seconds"),
-            *("crowd_timeout", "crowd_seconds", "crowd_isolation_seconds"),
+            *("crowd_timeout", "crowd_schedule_timeout", "crowd_seconds", "crowd_isolation_seconds"),
             *("callers_timeout", "callers_schedule_timeout"),
             *("quota_timeout", "quota_schedule_timeout", "quota_hold_seconds", "quota_grace"),
             *("quota_team_a", "quota_team_b"),
@@ -214,6 +214,43 @@ def number_faults(given: Mapping[str, Any]) -> list[str]:
         if not (least < number < most):
             bound = f"more than {least:g}" + ("" if most == math.inf else f" and less than {most:g}")
             faults.append(f"{name} is {given[name]}: needed is {bound}.")
+    return faults
+
+
+def resource_faults(given: Mapping[str, Any]) -> list[str]:
+    """Resources of pods that the API server would refuse, or that ask for a GPU beside the claim."""
+    faults = []
+    for name, resources in given.items():
+        if (
+            not name.endswith("_resources")
+            or not name.startswith(PREFIXES)
+            or not isinstance(resources, Mapping)
+        ):
+            continue
+        amounts: dict[tuple[str, str], Any] = {}
+        for part, wanted in resources.items():
+            if part not in ("requests", "limits") or not isinstance(wanted, Mapping):
+                faults.append(
+                    f"{name}.{part}: needed are requests and limits, each as {{cpu: 1, memory: 1Gi}}."
+                )
+                continue
+            for resource, amount in wanted.items():
+                if str(resource).startswith("nvidia.com/"):
+                    faults.append(
+                        f"{name}.{part} has {resource}: leave it out, for the GPU comes with the claim."
+                    )
+                    continue
+                try:
+                    amounts[part, str(resource)] = parse_quantity(amount)
+                except ValueError as fault:
+                    faults.append(f"{name}.{part}.{resource}: {fault}.")
+        for (part, resource), amount in amounts.items():
+            limit = amounts.get(("limits", resource))
+            if part == "requests" and limit is not None and amount > limit:
+                asked, bound = resources["requests"][resource], resources["limits"][resource]
+                faults.append(
+                    f"{name}: requests.{resource} is {asked}, more than limits.{resource} ({bound})."
+                )
     return faults
 
 

@@ -91,7 +91,7 @@ RIGHTS: dict[str, list[_Right]] = {
     "sft": _TRAINING,
     "crowd": [*_TRAINING, (_WRITE, "", "pods", "own")],
     "crowd_root": [
-        (_WRITE, DRA_GROUP, "resourceclaimtemplates", "isolation"),
+        ((*_WRITE, "list"), DRA_GROUP, "resourceclaimtemplates", "isolation"),
         (_READ, DRA_GROUP, "resourceclaims", "isolation"),
         (_WRITE, "", "configmaps", "isolation"),
         ((*_WRITE, *_READ), "", "pods", "isolation"),
