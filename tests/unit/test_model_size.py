@@ -114,6 +114,37 @@ class TestBesideAnH200:
             assert _measured_case(row)["trainable"] == row["trainable"]
 
 
+class TestPublicFigures:
+    """Beside the table of LlamaFactory's README (GB): a tenth less to a half more."""
+
+    @pytest.mark.parametrize(
+        ("model", "precision", "published"),
+        [
+            *[("7B", "bf16", 16), ("14B", "bf16", 32), ("30B", "bf16", 64), ("70B", "bf16", 160)],
+            *[("7B", "int8", 10), ("14B", "int8", 20), ("30B", "int8", 40), ("70B", "int8", 80)],
+            *[("7B", "nf4", 6), ("14B", "nf4", 12), ("30B", "nf4", 24), ("70B", "nf4", 48)],
+        ],
+    )
+    def test_the_estimate_is_near(self, model, precision, published):
+        needed = estimate(model, precision=precision)["needed"] / 2**30
+        assert 0.9 * published <= needed <= 1.5 * published
+
+    def test_a_large_vocabulary_needs_the_config(self):
+        gemma = {
+            "hidden_size": 2304,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "intermediate_size": 9216,
+            "vocab_size": 256000,
+            "tie_word_embeddings": True,
+        }
+        assumed = estimate("2.6B")
+        assert estimate("2.6B", gemma)["needed"] > assumed["needed"]
+        assert "Gemma" in assumed["assumed"][0]
+
+
 class TestParts:
     def test_they_add_up(self):
         made = estimate("0.6B")
@@ -197,6 +228,30 @@ class TestInputs:
     def test_other_numbers_are_refused(self, text):
         with pytest.raises(ModelSizeError, match="needed is how many parameters"):
             parse_parameters(text)
+
+    @pytest.mark.parametrize(
+        ("model", "profiles", "options", "message"),
+        [
+            (10**5000, None, {}, "a number of thousands of digits"),
+            ("9" * 5000, None, {}, "found parameters '999"),
+            ("7B", None, {"parameters": "7B"}, "found the number of parameters twice"),
+            ({1: 2}, None, {}, "found 1; known are"),
+            ("7B", None, {"batch": 10**400}, "found batch 1000"),
+            ("7B", None, {"batch": "9" * 5000}, "found batch '999"),
+            ("7B", None, {"headroom": 10**400}, "found headroom 1000"),
+            ("7B", ["1g." + "9" * 5000 + "gb"], {}, "found profile '1g.999"),
+            ("7B", ["0g.0gb"], {}, "found profile '0g.0gb'"),
+            ("7B", [{"profile": ["x"], "memory_bytes": 3}], {}, "needed is its name"),
+            ({"config": {**QWEN_05B, "hidden_size": 10**400}}, None, {}, "found hidden_size: 1000"),
+            ({"config": {**QWEN_05B, "tie_word_embeddings": "false"}}, None, {}, "needed is true or false"),
+        ],
+        ids=[f"nonsense-{number}" for number in range(12)],
+    )
+    def test_nonsense_is_refused_in_one_sentence(self, model, profiles, options, message):
+        with pytest.raises(ModelSizeError) as fault:
+            slice_for_model(model, profiles, **options)
+        assert message in str(fault.value)
+        assert len(str(fault.value)) < 400
 
     @pytest.mark.parametrize(
         ("options", "message"),

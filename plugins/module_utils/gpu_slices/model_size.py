@@ -102,6 +102,7 @@ class Shape(NamedTuple):
 
 # The largest dimensions found among well known open models of up to so many parameters. Used where no
 # config.json is given, so it errs to the large side. No column may fall: a larger model would seem smaller.
+# Families with vocabularies of 250 thousand words are left out: their logits would be asked for by all.
 _SHAPES: tuple[tuple[float, Shape], ...] = (
     (0.2e9, Shape(30, 768, 768, 768, 3072, 50304, 12, True, True)),
     (0.4e9, Shape(32, 1024, 1024, 1024, 4096, 50304, 16, True, True)),
@@ -117,9 +118,27 @@ _SHAPES: tuple[tuple[float, Shape], ...] = (
     (math.inf, Shape(128, 16384, 16384, 16384, 65536, 152064, 128, False, True)),
 )
 
-_NUMBER = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMBT]?)\s*$", re.IGNORECASE)
+_LARGE_VOCABULARY = "models with a larger one, as Gemma, BLOOM and Command R, need their config"
+
+_NUMBER = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMBT]?)\s*$", re.IGNORECASE)
 _FACTOR = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _MOST_PARAMETERS = 1e13
+# More than any batch, sequence, rank or width is, and few enough to calculate with.
+_MOST = 10**9
+
+
+def _shown(value: Any) -> str:
+    """A value for a message. Python refuses to write down numbers of thousands of digits."""
+    try:
+        text = str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _quoted(value: Any) -> str:
+    """The same, with text in quotes."""
+    return f"'{_shown(value)}'" if isinstance(value, str) else _shown(value)
 
 
 def parse_parameters(value: Any) -> int:
@@ -127,16 +146,17 @@ def parse_parameters(value: Any) -> int:
     needed = "needed is how many parameters the model has, as 0.6B, 494M or 7000000000"
     if isinstance(value, bool) or value is None:
         raise ModelSizeError(f"found parameters '{value}'; {needed}")
-    match = _NUMBER.match(str(value))
+    shown = _shown(value)
+    match = _NUMBER.match(shown)
     if match:
         number = float(match.group(1)) * _FACTOR[match.group(2).upper()]
     else:
         try:
-            number = float(str(value))
+            number = float(shown)
         except ValueError:
-            raise ModelSizeError(f"found parameters '{value}'; {needed}") from None
+            raise ModelSizeError(f"found parameters '{shown}'; {needed}") from None
     if not math.isfinite(number) or not 1e3 <= number <= _MOST_PARAMETERS:
-        raise ModelSizeError(f"found parameters '{value}'; {needed} (a thousand to 10T)")
+        raise ModelSizeError(f"found parameters '{shown}'; {needed} (a thousand to 10T)")
     return round(number)
 
 
@@ -146,8 +166,11 @@ def _whole(config: Mapping[str, Any], names: Sequence[str], default: int | None 
         value = config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelSizeError(f"found {name}: {value!r} in the model's config; needed is a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            raise ModelSizeError(
+                f"found {name}: {_quoted(value)} in the model's config; needed is a number above 0 "
+                f"(at most {_MOST})"
+            )
         return int(value)
     if default is not None:
         return default
@@ -177,6 +200,12 @@ def shape_of(config: Any) -> Shape:
     heads = _whole(config, ("num_attention_heads", "n_head", "num_heads"))
     head = _whole(config, ("head_dim",), max(1, hidden // heads))
     gpt = "n_embd" in config
+    # transformers ties them unless told otherwise, but most configs of large models say false.
+    tied = config.get("tie_word_embeddings", gpt)
+    if not isinstance(tied, bool):
+        raise ModelSizeError(
+            f"found tie_word_embeddings: '{_shown(tied)}' in the model's config; needed is true or false"
+        )
     return Shape(
         layers=layers,
         hidden=hidden,
@@ -185,14 +214,13 @@ def shape_of(config: Any) -> Shape:
         mlp=_whole(config, ("intermediate_size", "n_inner", "ffn_dim"), 4 * hidden),
         vocabulary=_whole(config, ("vocab_size",)),
         heads=heads,
-        # transformers ties them unless told otherwise, but most configs of large models say false.
-        tied=bool(config.get("tie_word_embeddings", gpt)),
+        tied=tied,
         gated=not gpt and "ffn_dim" not in config,
     )
 
 
 def assumed_shape(parameters: int) -> Shape:
-    """A shape that no well known model with so many parameters exceeds."""
+    """A shape that no well known model with so many parameters exceeds, but for large vocabularies."""
     return next(shape for most, shape in _SHAPES if parameters <= most)
 
 
@@ -226,9 +254,11 @@ def lora_parameters(shape: Shape, rank: int, targets: Iterable[str]) -> int:
 
 def _positive(options: Mapping[str, Any], name: str) -> int:
     value = options[name]
-    text = str(value).strip()
-    if isinstance(value, bool) or not re.match(r"^[0-9]+$", text) or int(text) < 1:
-        raise ModelSizeError(f"found {name} {value!r}; needed is a whole number above 0")
+    text = _shown(value).strip()
+    if isinstance(value, bool) or not re.match(r"^[0-9]{1,10}$", text) or not 1 <= int(text) <= _MOST:
+        raise ModelSizeError(
+            f"found {name} {_quoted(value)}; needed is a whole number above 0 (at most {_MOST})"
+        )
     return int(text)
 
 
@@ -320,10 +350,10 @@ def estimate(parameters: Any = None, config: Any = None, **options: Any) -> Obje
 def _headroom(value: Any) -> float:
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         number = math.nan
     if not 0 <= number <= 2:
-        raise ModelSizeError(f"found headroom {value!r}; needed is a share from 0 to 2, as 0.1")
+        raise ModelSizeError(f"found headroom {_quoted(value)}; needed is a share from 0 to 2, as 0.1")
     return number
 
 
@@ -336,7 +366,7 @@ def _model(parameters: Any, config: Any) -> tuple[Shape, int, list[str]]:
         shape = assumed_shape(count)
         text = (
             f"no config was given: {shape.layers} layers of {shape.hidden}, MLP {shape.mlp}, vocabulary "
-            f"{shape.vocabulary}, which no well known model of this size exceeds"
+            f"{shape.vocabulary}, which few models of this size exceed ({_LARGE_VOCABULARY})"
         )
         return shape, count, [text]
     shape = shape_of(config)
@@ -374,18 +404,18 @@ _PROFILE_MIB: dict[str, int] = {
     **{"4g.20gb": 19968, "4g.24gb": 24000, "4g.40gb": 40192, "4g.71gb": 71424},
     **{"7g.40gb": 40192, "7g.80gb": 80384, "7g.141gb": 143360},
 }
-_NAME = re.compile(r"^(\d+)g\.(\d+)gb(?:\+[a-z0-9.]+)*$")
+_NAME = re.compile(r"^[1-9][0-9]?g\.([1-9][0-9]{0,3})gb(?:\+[a-z0-9.]+)*\Z")
 
 
-def profile_memory(name: str) -> int:
+def profile_memory(name: Any) -> int:
     """Bytes of a profile by its name: measured where known, else a tenth less than the name says."""
-    match = _NAME.match(str(name))
+    match = _NAME.match(_shown(name))
     if not match:
-        raise ModelSizeError(f"found profile '{name}'; needed is a MIG profile as 1g.6gb")
+        raise ModelSizeError(f"found profile '{_shown(name)}'; needed is a MIG profile as 1g.6gb")
     base = str(name).split("+", 1)[0]
     if base in _PROFILE_MIB:
         return _PROFILE_MIB[base] * 2**20
-    return int(match.group(2)) * GIB * 9 // 10
+    return int(match.group(1)) * GIB * 9 // 10
 
 
 def known_profiles() -> list[str]:
@@ -398,18 +428,23 @@ def _sized(profiles: Any) -> list[tuple[int, str]]:
     """(bytes, name) of each profile, smallest first; the least memory counts where devices differ."""
     if isinstance(profiles, (str, bytes, Mapping)) or not isinstance(profiles, Iterable):
         raise ModelSizeError(
-            f"found profiles {profiles!r}; needed is a list of names as 1g.6gb, or of published devices"
+            f"found profiles '{_shown(profiles)}'; needed is a list of names as 1g.6gb, or of published "
+            "devices"
         )
     sizes: dict[str, int] = {}
     for item in profiles:
         if isinstance(item, Mapping):
-            name, memory = str(item.get("profile") or ""), item.get("memory_bytes")
+            name, memory = item.get("profile") or "", item.get("memory_bytes")
             if not name:
                 continue  # A whole GPU is no slice.
+            if not isinstance(name, str):
+                raise ModelSizeError(f"found profile '{_shown(name)}'; needed is its name, as 1g.6gb")
             if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
-                raise ModelSizeError(f"found memory_bytes {memory!r} of {name}; needed is a number of bytes")
+                raise ModelSizeError(
+                    f"found memory_bytes {_shown(memory)} of {name}; needed is a number of bytes"
+                )
         else:
-            name, memory = str(item), profile_memory(str(item))
+            name, memory = _shown(item), profile_memory(item)
         sizes[name] = min(memory, sizes.get(name, memory))
     return sorted((memory, name) for name, memory in sizes.items())
 
@@ -423,11 +458,12 @@ def slice_for_model(model: Any, profiles: Any = None, **options: Any) -> Object:
     :func:`estimate` does and ``profile`` ("" if none is large enough), ``memory`` of it, ``fits`` (all that
     would do, smallest first), and ``reason`` in words.
     """
-    if isinstance(model, Mapping):
-        wish = {**model, **options}
-        made = estimate(wish.pop("parameters", None), wish.pop("config", None), **wish)
-    else:
-        made = estimate(model, **options)
+    if not isinstance(model, Mapping):
+        if "parameters" in options:
+            raise ModelSizeError("found the number of parameters twice; needed once: left of the filter")
+        model = {"parameters": model}
+    wish = {str(name): value for name, value in {**model, **options}.items()}
+    made = estimate(wish.pop("parameters", None), wish.pop("config", None), **wish)
     sized = _sized(known_profiles() if profiles is None else profiles)
     fits = [(memory, name) for memory, name in sized if memory >= made["needed"]]
     needs = f"the fine-tune needs about {format_bytes(made['needed'])}"
