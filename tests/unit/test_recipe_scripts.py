@@ -213,7 +213,23 @@ class TestInitialize:
         monkeypatch.setattr(initialize, "WORKSPACE", tmp_path / "file")
         status, lines = run("model", f"file://{model(tmp_path / 'm')}", monkeypatch, capsys)
         assert status == 1
-        assert "needed a volume that user" in lines[-1]
+        assert "and a volume that it can write, with enough room" in lines[-1]
+
+    def test_a_full_volume_is_emptied_before_anything_is_written(
+        self, workspace, tmp_path, monkeypatch, capsys
+    ):
+        run("model", f"file://{model(tmp_path / 'first')}", monkeypatch, capsys)
+        written = initialize.write_note
+
+        def no_room_beside(folder, note):
+            if folder.exists() and not note["complete"]:
+                raise OSError(28, "No space left on device")
+            written(folder, note)
+
+        monkeypatch.setattr(initialize, "write_note", no_room_beside)
+        status, lines = run("model", f"file://{model(tmp_path / 'second')}", monkeypatch, capsys)
+        assert (status, lines[-1]) == (0, "model-initializer: OK")
+        assert initialize.read_note(workspace / "model")["uri"].endswith("second")
 
 
 class TestFiles:
@@ -307,6 +323,29 @@ class TestRows:
 
 
 ROWS = [{"instruction": str(n), "output": "y"} for n in range(100)]
+
+
+class TestOddFiles:
+    """What real data sets hold."""
+
+    @pytest.mark.parametrize(
+        ("name", "content", "expected"),
+        [
+            ("a.jsonl", '{"a": "x\u2028y"}\n{"a": "z\x85"}\n', ["x\u2028y", "z\x85"]),
+            ("a.jsonl", '\ufeff{"a": "x"}\r\n', ["x"]),
+            ("a.csv", 'a\n"x\ny"\n', ["x\ny"]),
+            ("a.csv", "a\n" + "x" * 200_000 + "\n", ["x" * 200_000]),
+        ],
+        ids=["separators", "mark", "lines", "long"],
+    )
+    def test_rows_are_read_as_they_are(self, tmp_path, name, content, expected):
+        (tmp_path / name).write_bytes(content.encode())
+        assert [row["a"] for row in fine_tune.rows_of(tmp_path / name)] == expected
+
+    def test_another_encoding_is_told(self, tmp_path):
+        (tmp_path / "a.json").write_bytes(b'{"a": "\xe9"}')
+        with pytest.raises(fine_tune.RecipeError, match="not in UTF-8"):
+            fine_tune.rows_of(tmp_path / "a.json")
 
 
 class TestSplit:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import io
 import json
 import os
 import random
@@ -71,16 +72,29 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             import pyarrow.parquet  # noqa: PLC0415
         except ImportError as fault:
             raise RecipeError(f"found {path.name} and no pyarrow in the image; needed to read it") from fault
-        return list(pyarrow.parquet.read_table(path).to_pylist())
-    text = path.read_text(encoding="utf-8")
+        try:
+            return list(pyarrow.parquet.read_table(path).to_pylist())
+        except ValueError as fault:
+            raise RecipeError(
+                f"found {path.name} that is no Parquet ({fault}); needed such a file"
+            ) from fault
+    try:
+        # Some programs put a byte order mark first.
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as fault:
+        raise RecipeError(f"found {path.name} that is not in UTF-8 ({fault}); needed text in it") from fault
     if path.suffix == ".csv":
-        return [dict(row) for row in csv.DictReader(text.splitlines())]
+        try:
+            csv.field_size_limit(2**31 - 1)
+            return [dict(row) for row in csv.DictReader(io.StringIO(text, newline=""))]
+        except csv.Error as fault:
+            raise RecipeError(f"found {path.name} that is no CSV ({fault}); needed such a file") from fault
     try:
         value = json.loads(text)
     except ValueError:
-        # One object a line, whatever the name says.
+        # One object a line, whatever the name says. Other separators of lines may stand inside of strings.
         try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
+            value = [json.loads(line) for line in text.split("\n") if line.strip()]
         except ValueError as fault:
             raise RecipeError(f"found {path.name} that is neither JSON nor JSON lines ({fault})") from fault
     rows = [value] if isinstance(value, dict) else value

@@ -83,10 +83,11 @@ def make_room(folder: Path, uri: str) -> bool:
         return False
     if note:
         print(f"{folder} held {note.get('uri')}, making room for {uri}", flush=True)
-    # The note stays until the new one is written: a folder half removed is still known to be ours.
-    write_note(folder, {"uri": uri, "complete": False})
+    # What must go goes first: on a full volume there is no room even for a note. The former note stays
+    # meanwhile: a folder half removed is still known to be ours, and its files no longer match it.
     if folder.exists():
         shutil.rmtree(folder)
+    write_note(folder, {"uri": uri, "complete": False})
     folder.mkdir(parents=True)
     return True
 
@@ -242,8 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as fault:
         print(
-            f"{name}: FAILED: {fault}; needed a volume that user {os.getuid()} can write, with enough room: "
-            "see recipe_storage_size, recipe_storage_class",
+            f"{name}: FAILED: {fault}; needed a source that user {os.getuid()} can read and a volume that it "
+            "can write, with enough room: see recipe_storage_size, recipe_storage_class",
             flush=True,
         )
         return 1
