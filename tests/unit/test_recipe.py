@@ -55,6 +55,11 @@ class TestGate1:
             ("pvc://Claim_1/path", "the name of a PersistentVolumeClaim"),
             ("pvc://gpu-slices-recipe/x", "the volume that this role makes"),
             ("hf://org/name?token=abc", "without '..', '?'"),
+            ("PVC://mine/base", "needed is hf://org/name"),
+            ("pvc://[mine/base", "needed is hf://org/name"),
+            (" file:///a", "needed is hf://org/name"),
+            ("file:///a\n", "needed is hf://org/name"),
+            ('file:///a"b', "needed is hf://org/name"),
         ],
     )
     def test_sources(self, uri, message):
@@ -101,11 +106,43 @@ class TestGate1:
             ("recipe_environment", {"PET_NNODES": "2"}, "neither Trainer nor the role sets"),
             ("recipe_environment", {"TOKENIZERS_PARALLELISM": "true"}, "neither Trainer nor the role sets"),
             ("recipe_environment", {"1X": "2"}, "neither Trainer nor the role sets"),
+            ("recipe_environment", {"NVIDIA_VISIBLE_DEVICES": "all"}, "nor the driver"),
+            ("recipe_environment", {"A": None}, "needed is text or a number"),
+            ("recipe_training", {"quantization_bit": [4]}, "needed is 4 or 8"),
+            ("recipe_claim", "mine\n", "needed is the name of a PersistentVolumeClaim"),
         ],
     )
     def test_other_values(self, name, value, message):
         (fault,) = faults(**{name: value})
         assert message in fault
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("recipe_model", "hf://hf_verysecret@org/name"),
+            ("recipe_model", "hf://me:hf_verysecret@org/name"),
+            ("recipe_hf_endpoint", "https://me:hf_verysecret@hub.example.com"),
+            ("recipe_environment", {"HTTPS_PROXY": "http://me:hf_verysecret@proxy:3128"}),
+            ("recipe_environment", {"WANDB_API_KEY": "hf_verysecret"}),
+            ("recipe_environment", {"AWS_SECRET_ACCESS_KEY": "hf_verysecret"}),
+            ("recipe_environment", {"DB_PASSWORD": "hf_verysecret"}),
+            ("recipe_training", {"hub_token": "hf_verysecret"}),
+            ("recipe_training", {"ms_hub_token": "hf_verysecret"}),
+        ],
+    )
+    def test_secrets_are_refused_and_not_shown(self, name, value):
+        (fault,) = faults(**{name: value})
+        assert fault.startswith(name)
+        assert "verysecret" not in fault
+
+    @pytest.mark.parametrize("endpoint", ["https://", "https://[hub", "https://hub b", "https://hub?token=x"])
+    def test_endpoints(self, endpoint):
+        (fault,) = faults(recipe_hf_endpoint=endpoint)
+        assert "needed is a URL" in fault
+        assert faults(recipe_hf_endpoint="http://[::1]:8080/hub") == []
+
+    def test_settings_that_only_sound_like_tokens(self):
+        assert faults(recipe_training={"skip_special_tokens": True, "max_new_tokens": 5}) == []
 
     def test_a_token_in_the_wrong_place_is_not_shown(self):
         for wrong in (

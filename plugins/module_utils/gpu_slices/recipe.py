@@ -9,9 +9,10 @@ Pure functions; controller only. A recipe names a base model and a data set by a
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Dict, Iterable, Mapping, Sequence
-from urllib.parse import urlparse
+from urllib.parse import ParseResult, urlparse
 
 from . import model_size, workload_log
 from .preflight import check
@@ -49,17 +50,22 @@ _WHOLE_ABOVE_0 = (
 )
 _ABOVE_0 = ("learning_rate", "num_train_epochs")
 
-_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
-_DOTTED = re.compile(r"^(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
-_REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$", re.ASCII)
-_FOLDER = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*$", re.ASCII)
-_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_DOTTED = re.compile(r"^(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
+_REPOSITORY = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z", re.ASCII)
+_FOLDER = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*\Z", re.ASCII)
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
+# Control characters, quotes, backslashes and blanks at an end would not survive YAML and environment.
+_ODD = re.compile(r"[\x00-\x1f\x7f\"\\]|^\s|\s\Z")
+# Names of variables with a value to keep, and values with a name and a password in a URL.
+_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSW|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+_LOGIN = re.compile(r"://[^/\s]*@")
 _ENVIRONMENT = (
     *("STORAGE_URI", "TRAINJOB_NAME", "GPU_SLICES_PROFILE", "HOME", "HF_HOME", "HF_ENDPOINT"),
     *("HF_HUB_OFFLINE", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "FORCE_TORCHRUN"),
     *("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"),
-    "TOKENIZERS_PARALLELISM",
+    *("TOKENIZERS_PARALLELISM", "NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 )
+_ENDPOINT = re.compile(r"^https?://(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:[0-9]+)?(/[\w./~-]*)?\Z", re.ASCII)
 _FORMS = "hf://org/name, file:///path or pvc://claim/path"
 
 
@@ -86,7 +92,13 @@ def faults(given: Mapping[str, Any]) -> list[str]:
             "token): put the token into a Secret with the key ACCESS_TOKEN and give the Secret's name."
         )
     endpoint = str(given.get("recipe_hf_endpoint") or "")
-    if endpoint and urlparse(endpoint).scheme not in {"http", "https"}:
+    if _LOGIN.search(endpoint):
+        found.append(
+            "recipe_hf_endpoint has a name or password in it (its value is not shown), which anyone who may "
+            "read pods could see: leave it out; a token goes into the Secret that recipe_hf_token_secret "
+            "names."
+        )
+    elif endpoint and not _ENDPOINT.match(endpoint):
         found.append(f"recipe_hf_endpoint is '{endpoint}': needed is a URL, as https://hub.example.com.")
     return found + _environment_faults(given.get("recipe_environment"))
 
@@ -96,9 +108,14 @@ def _source_faults(kind: str, value: Any, own: bool) -> list[str]:
     uri = str(value or "")
     if not uri:
         return [f"{name} is empty: needed is {_FORMS}."]
-    parts = urlparse(uri)
+    if _LOGIN.search(uri):
+        return [
+            f"{name} has something before an '@' (not shown, for it may be a token): needed is {_FORMS}; a "
+            "token goes into the Secret that recipe_hf_token_secret names."
+        ]
+    parts = _parts(uri)
     schemes = SCHEMES if own else TRAINER_SCHEMES[kind]
-    if parts.scheme not in schemes:
+    if parts.scheme not in schemes or not uri.startswith(f"{parts.scheme}://") or _ODD.search(uri):
         if parts.scheme in SCHEMES and not own:
             return [
                 f"{name} is '{uri}', and {name}_initializer_image fetches only "
@@ -118,20 +135,30 @@ def _source_faults(kind: str, value: Any, own: bool) -> list[str]:
     return [f"{name} is '{uri}': needed is {wrong}."] if wrong else []
 
 
+def _parts(uri: Any) -> ParseResult:
+    """A URI's parts; none where brackets are not as they must be."""
+    try:
+        return urlparse(str(uri or ""))
+    except ValueError:
+        return urlparse("")
+
+
 def _environment_faults(environment: Any) -> list[str]:
     found = []
-    for name in environment if isinstance(environment, Mapping) else ():
+    for name, value in environment.items() if isinstance(environment, Mapping) else ():
         text = str(name)
-        if "TOKEN" in text.upper() and "TOKENIZERS" not in text.upper():
+        if _SECRET.search(text) or _LOGIN.search(str(value)):
             found.append(
                 f"recipe_environment sets {text}, which anyone who may read pods could see: put a token into "
-                "a Secret and name it in recipe_hf_token_secret."
+                "a Secret and name it in recipe_hf_token_secret; leave names and passwords out of URLs."
             )
         elif text in _ENVIRONMENT or text.startswith("PET_") or not _VARIABLE.match(text):
             found.append(
                 f"recipe_environment sets '{text}': needed is the name of a variable that neither Trainer "
-                "nor the role sets."
+                "nor the role sets, nor the driver."
             )
+        elif value is None or isinstance(value, (Mapping, list)):
+            found.append(f"recipe_environment.{text} is {value!r}: needed is text or a number.")
     return found
 
 
@@ -147,7 +174,7 @@ def _storage_faults(given: Mapping[str, Any]) -> list[str]:
     if storage_class and not _DOTTED.match(storage_class):
         found.append(f"recipe_storage_class is '{storage_class}': needed is the name of a StorageClass.")
     for kind in ("model", "dataset"):
-        parts = urlparse(str(given.get(f"recipe_{kind}") or ""))
+        parts = _parts(given.get(f"recipe_{kind}"))
         if parts.scheme == "pvc" and parts.netloc == (claim or CLAIM) and not claim:
             found.append(
                 f"recipe_{kind} is on {parts.netloc}, the volume that this role makes: name it in "
@@ -173,6 +200,13 @@ def _training_faults(training: Any) -> list[str]:
             f"{'it' if len(fixed) == 1 else 'them'} out (recipe_model, recipe_dataset, recipe_template and "
             "recipe_seed say what can be said)."
         )
+    tokens = sorted(str(name) for name in training if str(name).endswith("token") and name not in FIXED)
+    if tokens:
+        found.append(
+            f"recipe_training sets {', '.join(tokens)}, which anyone who may read ConfigMaps could see: "
+            "nothing is fetched or pushed in training; a token for the sources goes into a Secret "
+            "(recipe_hf_token_secret)."
+        )
     for name in _WHOLE_ABOVE_0:
         value = training.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -182,7 +216,7 @@ def _training_faults(training: Any) -> list[str]:
         if value is not None and not _positive(value):
             found.append(f"recipe_training.{name} is {value!r}: needed is a number above 0, as 0.0001.")
     bits = training.get("quantization_bit")
-    if bits not in {None, 4, 8}:
+    if bits not in (None, 4, 8):
         found.append(f"recipe_training.quantization_bit is {bits!r}: needed is 4 or 8, or nothing.")
     return found
 
@@ -536,7 +570,8 @@ def judge(
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # A base model whose loss is infinite would make any other one look better.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _judge_loss(seen: Mapping[str, Any]) -> Check:
@@ -607,5 +642,5 @@ def _judge_peak(seen: Mapping[str, Any], limit: int) -> Check:
 
 def sources(uris: Iterable[str]) -> list[str]:
     """The claims that pvc:// sources name."""
-    parts = [urlparse(str(uri)) for uri in uris]
+    parts = [_parts(uri) for uri in uris]
     return sorted({part.netloc for part in parts if part.scheme == "pvc"})

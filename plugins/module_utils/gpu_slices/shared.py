@@ -159,7 +159,7 @@ def _whole(value: Any) -> int | None:
     """A whole number, or None for what the type check tells about."""
     try:
         return None if value is None or isinstance(value, bool) else int(value)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return None
 
 
