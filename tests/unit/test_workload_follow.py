@@ -594,7 +594,7 @@ class TestState:
             ("1g.6gb", "1 untolerated taint(s), 2 Insufficient cpu", "the node lacks something else"),
             ("1g.6gb", "1 node(s) had volume node affinity conflict", "finds no volume it can use"),
             ("1g.6gb", "didn't find available persistent volumes to bind", "finds no volume it can use"),
-            ("1g.6gb", "1 cannot allocate all claims, 2 node(s) had volume node affinity conflict", "are free"),
+            ("1g.6gb", "1 cannot allocate all claims, 2 volume node affinity conflict", "are free"),
             (
                 "1g.6gb",
                 "1 cannot allocate all claims, 2 Insufficient cpu",
