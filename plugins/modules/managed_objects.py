@@ -117,6 +117,7 @@ def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list
     found = [_list(api, step, params["namespaces"]) for step in order]
     names: list[str] = []
     kept: dict[str, str] = {}
+    theirs: set[str] = set()
     for step, items in zip(order, found):
         # Looked at only now, when our own objects are gone.
         kept.update(
@@ -124,13 +125,23 @@ def _clear(api: KubeApi, params: dict[str, Any], check_mode: bool) -> tuple[list
         )
         going = [(kind, item) for kind, item in items if not _stays(kind, item, kept)]
         if not check_mode:
-            _remove(api, step, going, params, kept)
-        names += [describe(kind, item) for kind, item in going if not _stays(kind, item, kept)]
+            theirs |= _remove(api, step, going, params, kept)
+        names += [
+            describe(kind, item)
+            for kind, item in going
+            if not _stays(kind, item, kept) and item["metadata"].get("uid") not in theirs
+        ]
     return names, [{"namespace": name, "because": because} for name, because in kept.items()]
 
 
 def _stays(kind: Kind, item: dict[str, Any], kept: dict[str, str]) -> bool:
     return kind.kind == "Namespace" and item["metadata"]["name"] in kept
+
+
+def _of_others(kind: Kind, item: dict[str, Any], namespaces: list[str]) -> bool:
+    """Can the object be of others who use this project? Some can be listed cluster-wide by everybody."""
+    place = item["metadata"].get("namespace")
+    return place not in namespaces if place else kind.optional
 
 
 def _kept(api: KubeApi, namespaces: list[str]) -> dict[str, str]:
@@ -208,9 +219,11 @@ def _remove(
     items: list[tuple[Kind, dict[str, Any]]],
     params: dict[str, Any],
     kept: dict[str, str],
-) -> None:
+) -> set[str]:
+    """Delete and wait. Returns the UIDs of what others made with this project and we may not delete."""
+    theirs: set[str] = set()
     if not items:
-        return
+        return theirs
     for kind, item in items:
         metadata = item["metadata"]
         path = f"{kind.path(metadata.get('namespace', ''))}/{metadata['name']}"
@@ -227,6 +240,8 @@ def _remove(
         except ApiFault as fault:
             if fault.kind == "forbidden" and kind.kind == "Namespace":
                 kept[metadata["name"]] = f"it is empty, and this user may not delete it: {fault.message}"
+            elif fault.kind == "forbidden" and _of_others(kind, item, params["namespaces"]):
+                theirs.add(metadata["uid"])
             # Gone already, or replaced by another of that name since we looked.
             elif fault.kind not in {"not_found", "conflict"}:
                 raise
@@ -234,11 +249,12 @@ def _remove(
     while left := [
         (kind, item)
         for kind, item in _list(api, step, params["namespaces"], everything=True)
-        if not _stays(kind, item, kept)
+        if not _stays(kind, item, kept) and item["metadata"].get("uid") not in theirs
     ]:
         if time.monotonic() > limit:
             raise RemovalError(stuck_text([describe(kind, item) for kind, item in left], params["timeout"]))
         time.sleep(_PAUSE)
+    return theirs
 
 
 if __name__ == "__main__":

@@ -289,12 +289,19 @@ def test_the_evidence_of_a_run_is_what_a_second_run_reads(tmp_path: Path) -> Non
     assert prepare(Server(pod(evidence=text)), tmp_path)["settled"]
 
 
-@pytest.mark.parametrize(("faults", "asked", "said"), [([500, 503], 3, 0), ([403], 1, 1), ([500] * 9, 3, 1)])
+@pytest.mark.parametrize(
+    ("faults", "seconds", "expected"),
+    [([500, 0, 503], 60, (4, 0)), ([403], 60, (1, 1)), ([500] * 9, -1, (1, 1))],
+)
 def test_a_record_that_cannot_be_written_does_not_undo_the_proof(
-    faults: list[int], asked: int, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    faults: list[int],
+    seconds: int,
+    expected: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workload_run, "_PATCH_PAUSE", 0.02)
-    monkeypatch.setattr(workload_run, "_PATCH_SECONDS", 0.03)
+    monkeypatch.setattr(workload_run, "_PATCH_PAUSE", 0)
+    monkeypatch.setattr(workload_run, "_PATCH_SECONDS", seconds)
     server, asks, notes, left = Server(), [], [], list(faults)
 
     def request(*arguments: Any, **_: Any) -> dict[str, Any]:
@@ -307,7 +314,16 @@ def test_a_record_that_cannot_be_written_does_not_undo_the_proof(
     run = run_of(server, tmp_path)
     run.say = lambda kind, text: notes.append(text)
     run._annotate(0, workload_follow.Outcome("succeeded", 1.0, {}))
-    assert (len(asks), len(notes)) == (asked, said)
+    assert (len(asks), len(notes)) == expected
+
+
+def test_a_pod_that_was_too_large_says_which_variable_to_raise(tmp_path: Path) -> None:
+    end = "Failed: exit code 137 (OOMKilled) by the memory limit"
+    trouble = {"id": "workload-failed", "found": end, "fix": "read the log"}
+    outcome = workload_follow.Outcome("failed", 1.0, {}, trouble=trouble)
+    member = {"result": "failed", "pods": [], "note": "", "end": end, "kind": "Pod", "name": "mine"}
+    (check,) = run_of(None, tmp_path).judge_member(0, member, outcome)
+    assert check["fix"] == "raise limits.memory in smoke_resources"
 
 
 # --------------------------------------------------------------------------------------------------- several
@@ -627,6 +643,30 @@ def test_who_may_list_only_in_namespaces_clears_both_of_them(module: Any) -> Non
         assert {f"Pod {place}/pods", f"CronJob {place}/cronjobs"} < set(names)
         assert f"Namespace {place}" in names
     assert cluster.objects == {}
+
+
+def test_what_another_user_of_the_project_made_is_left_alone(module: Any) -> None:
+    """Classes and claims can be listed by everybody; deleting another's is refused."""
+    uids = {"classes": "mig.theirs", "claims": "shared"}
+
+    class Crowded(Tight):
+        def find(self, path: str, params: dict[str, str] | None = None) -> dict[str, Any] | None:
+            if path.endswith("/deviceclasses"):
+                return {"items": [{"metadata": {"name": "mig.theirs", "uid": uids["classes"]}}]}
+            if path.endswith("/resourceclaims"):
+                metadata = {"name": "shared", "namespace": "theirs", "uid": uids["claims"]}
+                return {"items": [{"metadata": metadata}]}
+            return super().find(path, params)
+
+        def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+            if path.endswith(tuple(uids.values())):
+                raise ApiFault("forbidden", "delete is not allowed (403).", 403)
+            return super().request(method, path, body)
+
+    names, kept = clear(module, Crowded(may=True))
+    assert kept == []
+    assert not any("theirs" in name for name in names)
+    assert f"Namespace {NS}" in names
 
 
 def test_namespaces_that_may_not_be_deleted_or_seen_stay_with_the_reason(module: Any) -> None:

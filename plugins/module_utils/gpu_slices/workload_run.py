@@ -421,13 +421,15 @@ class Run:
         target = self.targets[index]
         last = "; ".join(_end(target, pod) for pod in member["pods"] if pod["node"])
         found = f"{member['end']}, not run again" if member["note"] else member["end"]
-        check = {
+        check: Check = {
             "id": "completed" if good else trouble.get("id", "completed"),
             "status": "pass" if good else "fail",
             "asked": f"{target.kind} {target.name} succeeds",
             "found": found if good else f"{trouble.get('found')}" + (f"; {last}" if last else ""),
             "needed": "success",
-            "fix": trouble.get("fix", ""),
+            "fix": f"raise limits.memory in {self.stage}_resources"
+            if not good and "OOMKilled" in f"{trouble.get('found')} {last}"
+            else trouble.get("fix", ""),
             "evidence": {},
         }
         if outcome:
