@@ -73,3 +73,22 @@ def test_the_program_ends_with_77_and_asks_nothing() -> None:
         77,
         "SKIP: GPU_NAMESPACE is not set; needed is the namespace where the fine-tune may run\n",
     )
+
+
+def test_arguments_cannot_lead_the_report_astray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last value of a variable counts, so the case's own come after what was given."""
+    calls: list[list[str]] = []
+
+    def started(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(c15, "ROOT", tmp_path)
+    monkeypatch.setattr(c15.subprocess, "run", started)
+    monkeypatch.setenv("GPU_NAMESPACE", "mine")
+    monkeypatch.delenv("DRA_SLICE_MODE", raising=False)
+    assert c15.main(["-e", "gpu_slices_artifacts_dir=/elsewhere"]) == 1
+    (command,) = calls
+    assert command.index("gpu_slices_artifacts_dir=/elsewhere") < command.index(
+        '{"gpu_slices_namespace": "mine"}'
+    )
