@@ -34,10 +34,16 @@ def device(index: int, card: str = "GPU-A", node: str = "a30", **changed: Any) -
     }
 
 
-def claim_of(one: dict[str, Any], name: str, namespace: str = NS) -> dict[str, Any]:
+def claim_of(
+    one: dict[str, Any], name: str, namespace: str = NS, manager: str = "gpu-slices"
+) -> dict[str, Any]:
     result = {"driver": one["driver"], "pool": one["pool"], "device": one["device"]}
     return {
-        "metadata": {"namespace": namespace, "name": name},
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": {"app.kubernetes.io/managed-by": manager},
+        },
         "status": {
             "allocation": {"devices": {"results": [result]}},
             "reservedFor": [{"resource": "pods", "name": name}],
@@ -77,6 +83,11 @@ class TestPlan:
     def test_a_pod_of_our_name_in_another_namespace_is_somebody_elses(self) -> None:
         claims = [claim_of(FOUR[0], "gpu-slices-crowd-abc-1-node-0-0-x", "theirs")]
         assert crowd.plan(facts(FOUR, claims), "1g.6gb", "5Gi", 16)["count"] == 3
+
+    def test_somebody_elses_pod_of_such_a_name_in_our_namespace_is_not_ours(self) -> None:
+        claims = [claim_of(FOUR[0], "gpu-slices-crowd-foreign-s-x", manager="")]
+        assert crowd.plan(facts(FOUR, claims), "1g.6gb", "5Gi", 16)["count"] == 3
+        assert crowd.held(facts(FOUR, claims), NS) == []
 
     def test_what_the_root_pod_holds_counts_as_free(self) -> None:
         claims = [claim_of(FOUR[0], "gpu-slices-isolation-abc-root-x", "second")]

@@ -193,10 +193,15 @@ def trim_pod(pod: Object) -> Object:
 
 
 def trim_claim(claim: Object) -> Object:
-    """A claim with nothing but who it is and what it holds."""
+    """A claim with nothing but who it is, whether this project made it, and what it holds."""
     metadata, status = claim["metadata"], claim.get("status") or {}
+    manager = (metadata.get("labels") or {}).get(MANAGED_BY, "")
     return {
-        "metadata": {"namespace": metadata.get("namespace", ""), "name": metadata["name"]},
+        "metadata": {
+            "namespace": metadata.get("namespace", ""),
+            "name": metadata["name"],
+            "labels": {MANAGED_BY: manager},
+        },
         "status": {"allocation": status.get("allocation"), "reservedFor": status.get("reservedFor") or []},
     }
 

@@ -159,8 +159,10 @@ def _on(devices: Sequence[Object]) -> str:
 
 
 def ours(item: Object, *namespaces: str) -> bool:
-    """Whether a claim was made for a pod of this stage in one of these namespaces; by its name."""
+    """Whether a claim was made for a pod of this stage in one of these namespaces; by its label and name."""
     metadata = item["metadata"]
+    if (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by") != "gpu-slices":
+        return False
     return metadata.get("namespace") in namespaces and str(metadata["name"]).startswith(OURS)
 
 
@@ -292,8 +294,9 @@ def _different(early: Sequence[Object], free: int, rows: Sequence[Object]) -> Ch
         asked="Each of the jobs had a slice of its own, by its log and by its claim",
         found="; ".join([found, *disagree]),
         needed=f"{free} jobs on {free} UUIDs, logs and recorded allocations alike",
-        fix="a device was handed out twice, or a slice became free meanwhile: run again; if it stays so "
-        "restart the driver's plugin pod",
+        fix="somebody else took or gave back a slice meanwhile: run again"
+        if len(uuids) == len(early)
+        else "a device was handed out twice: run again; if it stays so restart the driver's plugin pod",
         evidence={"uuids": {row["job"]: row["uuid"] for row in early}},
     )
 
