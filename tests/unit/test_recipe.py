@@ -259,6 +259,20 @@ def plan(facts=None, settings=None):
 
 
 class TestVolume:
+    @pytest.mark.parametrize(
+        ("size", "status"), [("20Gi", "pass"), ("5Gi", "pass"), ("21474836480", "pass"), ("50Gi", "fail")]
+    )
+    def test_more_room_asked_for_than_our_claim_has_is_told(self, size, status):
+        _, rows = plan({"claim": claim()}, {"size": size})
+        assert rows["volume"]["status"] == status
+        if status == "fail":
+            assert "a size of 20Gi (asked for: 50Gi)" in rows["volume"]["found"]
+            assert "enlarge the claim yourself" in rows["volume"]["fix"]
+
+    def test_the_size_of_a_claim_of_the_users_is_the_users(self):
+        _, rows = plan({"claim": claim()}, {"size": "50Gi", "claim": "mine"})
+        assert rows["volume"]["status"] == "pass"
+
     def test_a_claim_is_made_where_most_slices_are_free(self):
         made, rows = plan()
         assert made["create"]["spec"] == {

@@ -397,15 +397,16 @@ def _claim_check(facts: Mapping[str, Any], settings: Mapping[str, Any], name: st
             fix="delete the claim",
             finding="claim_lost",
         )
-    differs = _differences(spec, settings) if own else []
+    differs = _differences(claim, settings) if own else []
     if differs:
         return check(
             "volume",
             asked,
             f"{name} has {', '.join(differs)}",
             "fail",
-            needed="what the inventory asks for; a claim cannot be changed in that",
-            fix="keep the former values, or delete the claim together with its adapters",
+            needed="what the inventory asks for",
+            fix="keep the former values, enlarge the claim yourself where its class allows that, or delete "
+            "it together with its adapters",
             finding="claim_differs",
         )
     size = ((claim.get("status") or {}).get("capacity") or {}).get("storage") or spec.get(
@@ -416,8 +417,14 @@ def _claim_check(facts: Mapping[str, Any], settings: Mapping[str, Any], name: st
     return check("volume", asked, f"{found} ({whose})", evidence={"volume": spec.get("volumeName") or ""})
 
 
-def _differences(spec: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    found = []
+def _differences(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    """In what our claim is not as asked for. More room than that is welcome."""
+    spec, found = claim.get("spec") or {}, []
+    capacity = ((claim.get("status") or {}).get("capacity") or {}).get("storage")
+    request = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+    sizes = [size for size in (capacity, request) if size]
+    if sizes and max(map(parse_bytes, sizes)) < parse_bytes(settings["size"]):
+        found.append(f"a size of {max(sizes, key=parse_bytes)} (asked for: {settings['size']})")
     wanted = settings.get("storage_class")
     if wanted and spec.get("storageClassName") != wanted:
         found.append(f"storage class {spec.get('storageClassName')} (asked for: {wanted})")
