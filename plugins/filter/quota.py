@@ -152,6 +152,7 @@ class FilterModule:
         """Names and functions."""
         return {
             "quota_class": kueue.class_name,
+            "quota_cohort": kueue.cohort,
             "quota_expression": kueue.class_expression,
             "quota_slug": profile_slug,
             "quota_api": kueue.api_version,

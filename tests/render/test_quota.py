@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from gpu_slices import kueue
 
 from .conftest import render
 from .schemas import faults
@@ -29,6 +30,7 @@ def cluster(**changed: Any) -> dict[str, Any]:
                 "config": {"text": next(iter(text.values()))},
                 **changed,
             },
+            "namespace": {"found": False, "labels": {}, "terminating": False},
             "slices": {
                 "devices": [{"type": "mig", "profile": p} for p in ("1g.18gb", "3g.71gb")] + [{"type": "gpu"}]
             },
@@ -87,6 +89,9 @@ class TestEveryVariant:
                 assert labels["app.kubernetes.io/component"] == "quota"
             if "namespace" in manifest["metadata"]:
                 assert manifest["metadata"]["namespace"] == variant.get("gpu_slices_namespace", "gpu-slices")
+            elif manifest["kind"] == "ClusterQueue":
+                namespace = variant.get("gpu_slices_namespace", "gpu-slices")
+                assert manifest["metadata"]["name"].startswith(f"{namespace}-quota-team-")
             elif manifest["kind"] not in {"Namespace", "DeviceClass"}:
                 assert manifest["metadata"]["name"].startswith("gpu-slices-quota")
             assert len(manifest["metadata"]["name"]) < 50
@@ -149,6 +154,7 @@ class TestSetup:
         for spec in queues.values():
             assert spec["cohortName"] == "gpu-slices-quota"
             assert spec["preemption"]["reclaimWithinCohort"] == "LowerPriority"
+            assert spec["cohortName"] == kueue.cohort("gpu-slices")
             assert spec["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "gpu-slices"}
         slices = {
             name: spec["resourceGroups"][0]["flavors"][0]["resources"][0] for name, spec in queues.items()

@@ -454,21 +454,18 @@ class TestOthers:
 
     def test_a_queue_in_our_cohort(self) -> None:
         queues = [
-            self.queue("ours", cohortName=kueue.COHORT, ours=True),
+            self.queue("ours", cohortName="ns-quota", ours=True),
             self.queue("far", cohortName="research"),
             self.queue("alone"),
-            self.queue("old", cohort=kueue.COHORT),
-            self.queue("new", cohortName=kueue.COHORT),
+            self.queue("old", cohort="ns-quota"),
+            self.queue("new", cohortName="ns-quota"),
         ]
-        assert kueue.guests(queues) == ["new", "old"]
+        assert kueue.guests(queues, "ns") == ["new", "old"]
+        assert kueue.guests(queues, "other") == []
         made = kueue.checks({**facts(), "guests": ["new"]}, TRAINER, WANTED)
         assert made[-1]["status"] == "fail"
-        assert "ClusterQueue new is in cohort gpu-slices-quota" in made[-1]["found"]
+        assert "ClusterQueue new is in our cohort" in made[-1]["found"]
         assert "kueue_cohort" not in found(kueue.checks({**facts(), "guests": []}, TRAINER, WANTED))
-
-    def test_the_cohort_is_the_one_that_is_rendered(self) -> None:
-        text = (ROOT / "roles/quota/templates/queues.yaml.j2").read_text(encoding="utf-8")
-        assert f"'cohortName' }}}}: {kueue.COHORT}\n" in text
 
     def test_every_name_is_looked_up_where_it_would_be(self) -> None:
         manifests = [

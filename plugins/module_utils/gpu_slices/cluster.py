@@ -465,7 +465,7 @@ def _ask_helm_release(api: KubeApi, options: Object) -> Callable[[], Any]:
     return ask
 
 
-def _ask_kueue(api: KubeApi, _options: Object) -> Callable[[], Any]:
+def _ask_kueue(api: KubeApi, options: Object) -> Callable[[], Any]:
     """Kueue as it is installed (see kueue.py); without its API nothing but that."""
 
     def ask() -> Object:
@@ -480,7 +480,7 @@ def _ask_kueue(api: KubeApi, _options: Object) -> Callable[[], Any]:
             return facts
         if set(facts["served"]) & set(kueue.VERSIONS):
             queues = _items(api, f"/apis/{kueue.api_version(facts)}/clusterqueues")
-            facts["guests"] = kueue.guests(queues)
+            facts["guests"] = kueue.guests(queues, str(options.get("namespace") or ""))
         found = [item for item in _items(api, "/apis/apps/v1/deployments") if kueue.is_manager(item)]
         facts["managers"] = [kueue.trim_manager(item) for item in found]
         if len(found) == 1:

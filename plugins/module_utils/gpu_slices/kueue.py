@@ -29,7 +29,6 @@ Check = Dict[str, Any]
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
 # The cohort of our ClusterQueues (roles/quota/templates/queues.yaml.j2).
-COHORT = "gpu-slices-quota"
 CONFIG_KEY = "controller_manager_config.yaml"
 FIRST_WITH_DRA: Version = (0, 14)
 _LABEL, _MANAGER = "app.kubernetes.io/managed-by", "gpu-slices"
@@ -195,12 +194,17 @@ def started(pods: Iterable[Mapping[str, Any]]) -> str:
     return min(times) if times else ""
 
 
-def guests(queues: Iterable[Mapping[str, Any]]) -> list[str]:
+def cohort(namespace: str) -> str:
+    """The cohort of the namespace's queues; the ClusterQueues are named after it too."""
+    return f"{namespace}-quota"
+
+
+def guests(queues: Iterable[Mapping[str, Any]], namespace: str) -> list[str]:
     """The ClusterQueues of our cohort that are not ours: what they lent or borrowed could be taken back."""
-    found = []
+    found, ours = [], cohort(namespace)
     for item in queues:
         spec, labels = item.get("spec") or {}, item["metadata"].get("labels") or {}
-        if COHORT in (spec.get("cohortName"), spec.get("cohort")) and labels.get(_LABEL) != _MANAGER:
+        if ours in (spec.get("cohortName"), spec.get("cohort")) and labels.get(_LABEL) != _MANAGER:
             found.append(str(item["metadata"]["name"]))
     return sorted(found)
 
@@ -457,7 +461,7 @@ def _guests(names: Sequence[str]) -> Check:
     return _check(
         "kueue_cohort",
         "Is the cohort ours alone?",
-        f"ClusterQueue {', '.join(names)} is in cohort {COHORT} and not ours",
+        f"ClusterQueue {', '.join(names)} is in our cohort and not ours",
         "fail",
         needed="no other queue there: its jobs could be preempted by the proof",
         fix="move it to another cohort: kubectl edit clusterqueue",

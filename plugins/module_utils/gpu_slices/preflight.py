@@ -211,7 +211,10 @@ def _quota_objects(settings: Object) -> list[Object]:
             for p in profiles
         ),
         ("ResourceFlavor", "gpu-slices-quota", f"{queues}/resourceflavors", ""),
-        *(("ClusterQueue", name, f"{queues}/clusterqueues", "") for name in teams),
+        *(
+            ("ClusterQueue", f"{kueue.cohort(own)}-{team}", f"{queues}/clusterqueues", "")
+            for team in ("team-a", "team-b")
+        ),
         *(("LocalQueue", name, f"{queues}/namespaces/{own}/localqueues", own) for name in teams),
         *(("WorkloadPriorityClass", name, f"{queues}/workloadpriorityclasses", "") for name in levels),
     ]

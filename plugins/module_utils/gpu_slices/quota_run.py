@@ -395,7 +395,7 @@ class Director:
                 self.trouble = _trouble(
                     "kueue-not-admitted",
                     f"Kueue has not admitted {name} within {age:.0f} s{said}",
-                    "see kubectl describe of its Workload and of the ClusterQueues gpu-slices-quota-team-*",
+                    "see kubectl describe of its Workload and of the ClusterQueues of its LocalQueue",
                 )
                 return
 
