@@ -142,6 +142,13 @@ def _type_faults(values: dict[str, dict[str, Any]], specs: dict[str, Any]) -> li
             if name not in specs:
                 continue
             spec = {key: item for key, item in specs[name].items() if key not in ("description", "default")}
+            if spec.get("type") == "dict" and isinstance(value, str):
+                # The validator would take '{...}' for what it says; the roles get the text itself.
+                message = (
+                    f"{name} is text: needed is a mapping; on the command line: -e '{{\"{name}\": ...}}'."
+                )
+                hosts_by_fault.setdefault(message, []).append(host)
+                continue
             outcome = ArgumentSpecValidator({name: spec}).validate({name: value})
             for message in outcome.error_messages:
                 hosts_by_fault.setdefault(message, []).append(host)

@@ -133,6 +133,11 @@ def test_one_message_and_nothing_asked(
         (broken(gpu_slices_profile="1g.6gb"), "shared", ["gpu_slices_profile is 1g.6gb", "a MIG device"]),
         (broken(shared_interval="Fast"), "", ["shared_interval", "Short, Medium, Long, got: Fast"]),
         (
+            broken(shared_mps='{"defaultActiveThreadPercentage": 5}'),
+            "",
+            ["shared_mps is text: needed is a mapping"],
+        ),
+        (
             broken(
                 shared_strategy="MPS",
                 shared_interval="Long",
@@ -151,7 +156,7 @@ def test_one_message_and_nothing_asked(
             ],
         ),
     ],
-    ids=["environment", "mode", "profile", "interval", "many"],
+    ids=["environment", "mode", "profile", "interval", "text", "many"],
 )
 def test_wrong_uses_of_sharing(
     tmp_path: Path, inventory: dict[str, Any], mode: str, expected: list[str]
