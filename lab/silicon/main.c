@@ -352,17 +352,13 @@ static int do_reboot(void)
     return rc ? die(place.file, rc) : 0;
 }
 
-static void on_signal(int signal)
-{
-    (void)signal;
-}
-
 static int do_hold(const struct options *o)
 {
     unsigned gi = o->gi < 0 ? NO_ID : (unsigned)o->gi,
              ci = o->ci < 0 ? (o->gi < 0 ? NO_ID : 0) : (unsigned)o->ci;
-    struct sigaction sa = {.sa_handler = on_signal};
+    const struct timespec limit = {.tv_sec = o->seconds};
     struct st_gi *found;
+    sigset_t ends;
     int rc;
 
     if (o->gpu < 0 || o->gpu >= (long)st.n_gpus)
@@ -370,17 +366,18 @@ static int do_hold(const struct options *o)
     found = gi == NO_ID ? NULL : gi_find(&st.gpus[o->gpu], gi);
     if (gi != NO_ID && (!found || !ci_find(found, ci)))
         return die("no such instance", 0);
-    sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGINT, &sa, NULL);
+    /* Blocked and waited for: a handler would lose a signal that comes just before the wait. */
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigprocmask(SIG_BLOCK, &ends, NULL);
     rc = device_hold((unsigned)o->gpu, gi, ci, 1, o->memory > 0 ? (unsigned)o->memory : 0, "lab-silicon");
     if (rc)
         return die("cannot hold", rc);
     printf("held by pid %d\n", (int)getpid());
     fflush(stdout);
-    if (o->seconds > 0)
-        sleep((unsigned)o->seconds);
-    else
-        pause();
+    while (sigtimedwait(&ends, NULL, o->seconds > 0 ? &limit : NULL) < 0 && errno == EINTR)
+        continue;
     device_release_all();
     return 0;
 }

@@ -140,11 +140,14 @@ def test_pids_are_those_of_the_asker(cut: Node) -> None:
             "--mount-proc",
             "bash",
             "-c",
-            "lab-silicon hold --gpu 0 --gi 6 --memory 77 & sleep 0.3; nvidia-smi; wait",
+            "lab-silicon hold --gpu 0 --gi 6 --memory 77 & read; nvidia-smi; wait",
         ],
         env,
+        stdin=subprocess.PIPE,
     )
-    assert child.stdout.readline().startswith("held by pid 2")
+    assert child.stdout.readline() == "held by pid 2\n"
+    child.stdin.write("\n")
+    child.stdin.flush()
     [(pid, name, memory)] = apps(cut)
     assert name == "lab-silicon"
     assert int(pid) > 2
@@ -171,6 +174,22 @@ def test_any_user_can_hold_a_device(cut: Node) -> None:
     holder.terminate()
     holder.wait()
     cut.ok("mig", "-dci", "-gi", "3")
+
+
+def test_a_holder_that_is_ended_at_once_lets_go(cut: Node) -> None:
+    """A signal that comes between its line and its wait counts too."""
+    for _ in range(40):
+        holder = cut.hold("--gpu", "0", "--gi", "3")
+        holder.terminate()
+        assert holder.wait(10) == 0
+    assert apps(cut) == []
+
+
+def test_a_holder_lets_go_after_its_seconds(cut: Node) -> None:
+    holder = cut.hold("--gpu", "0", "--gi", "3", "--seconds", "1")
+    assert len(apps(cut)) == 1
+    assert holder.wait(10) == 0
+    assert apps(cut) == []
 
 
 def test_whole_gpu_in_a_pod(h200: Node) -> None:
