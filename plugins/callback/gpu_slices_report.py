@@ -54,6 +54,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._variables: Any = None
         self._play: Any = None
         self._playbook = ""
+        self._started = now()
         self._failures: dict[str, dict[str, Any]] = {}
         self._summarised = False
         self._mark = time.monotonic()
@@ -170,7 +171,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def _open(self, directory: Path) -> Recorder:
         if self._recorder is None:
-            self._recorder = Recorder(directory)
+            self._recorder = Recorder(directory, self._started)
             self._recorder.header(
                 {
                     "playbook": self._playbook,

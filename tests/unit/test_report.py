@@ -194,6 +194,37 @@ def test_summary_names_what_is_no_pass_and_the_silicon() -> None:
     assert lines[-1] == "report: /x/report.html, report.json, junit.xml"
 
 
+def test_rows_of_an_earlier_run_are_called_so() -> None:
+    """A run that ends at a gate leaves the verdicts of an earlier one standing: nobody may take them for its own."""
+    data = report.empty()
+    data["header"]["date"] = "2026-12-01T09:00:00Z"
+    data["checks"] = [
+        {**row("preflight", "api", status="fail"), "at": "2026-12-01T09:00:00Z"},
+        {**row("sft", "loss"), "at": "2026-12-01T08:59:59Z"},
+    ]
+    lines = report.summary(data, Path("/x"))
+    assert [line for line in lines if "earlier" in line] == [lines[2], lines[3]]
+    assert lines[2].startswith("sft ")
+    assert lines[2].endswith("(of an earlier run, 2026-12-01T08:59:59Z)")
+    assert lines[3].endswith("1 pass, 1 fail  (1 of them of earlier runs)")
+    suites = ET.fromstring(report.junit(data).encode())  # noqa: S314 - our own text
+    runs = [p.get("value") for p in suites.iter("property") if p.get("name") == "run"]
+    assert runs == ["this", "earlier"]
+    page = report_html.html(data)
+    assert page.count("earlier run") == 1
+    assert "<td>sft<div>earlier run, 2026-12-01T08:59:59Z</div></td>" in page
+
+
+def test_a_run_is_dated_by_its_start(tmp_path: Path) -> None:
+    recorder = report.Recorder(tmp_path, "2026-12-01T09:00:00Z")
+    recorder.header({"cluster": "c"})
+    recorder.add(row())
+    data = recorder.report
+    assert data["header"]["date"] == "2026-12-01T09:00:00Z"
+    assert not report.earlier(data["checks"][0], data["header"])
+    assert "earlier" not in "".join(report.summary(data, Path("/x")))
+
+
 class TestPicture:
     def test_every_slice_is_drawn_at_its_place_with_its_holder(self) -> None:
         devices = [device(i) for i in (2, 0, 1, 3)]

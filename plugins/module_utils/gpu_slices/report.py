@@ -10,6 +10,7 @@ Controller only, standard library only. A report is plain JSON data:
 ``allocations``  who held what {node, pool, device, uuid, namespace, pod, claim, stage, at, now}
 
 A later run replaces the rows of the stages it touches and keeps the others, unless it met another cluster.
+``date`` is the start of the run: rows with an older ``at`` are of an earlier one, and are called so.
 """
 
 from __future__ import annotations
@@ -118,14 +119,15 @@ class Recorder:
     Rows of a stage from an earlier run go when this run records its first row of that stage.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, started: str = "") -> None:
+        """``started``: when the run began, as now() tells it; default: just now."""
         self.directory = directory
         self.report = load(directory / "report.json")
         self.begun: set[str] = set()
         # A failure outside every stage belongs to its run alone.
         self.report["checks"] = [row for row in self.report["checks"] if row["stage"] in STAGES]
         self.report["header"].pop("finished", None)
-        self.report["header"]["date"] = now()
+        self.report["header"]["date"] = started or now()
 
     def header(self, values: Mapping[str, Any]) -> None:
         """Merge header values. Another cluster, or other silicon, than before starts the report afresh."""
@@ -218,6 +220,11 @@ def load(path: Path) -> Report:
     return report
 
 
+def earlier(row: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
+    """Whether a row was recorded before the run that the report is of."""
+    return str(row.get("at") or "") < str(header.get("date") or "")
+
+
 def counts(report: Mapping[str, Any]) -> dict[str, int]:
     """Rows by status."""
     return {status: sum(row["status"] == status for row in report["checks"]) for status in STATUSES}
@@ -232,13 +239,16 @@ def summary(report: Mapping[str, Any], directory: Path) -> list[str]:
         rows = [row for row in report["checks"] if row["stage"] == stage]
         total = sum(row.get("seconds") or 0 for row in rows)
         tally = ", ".join(f"{n} {s}" for s in STATUSES if (n := sum(r["status"] == s for r in rows)))
-        lines.append(f"{stage:{width}}  {len(rows):3} checks  {total:6.1f} s  {tally}")
+        old = f"  (of an earlier run, {rows[0].get('at')})" if earlier(rows[0], report["header"]) else ""
+        lines.append(f"{stage:{width}}  {len(rows):3} checks  {total:6.1f} s  {tally}{old}")
         lines += [
             f"{'':{width}}  {row['status'].upper()} {row['id']}: {_one_line(row['found'] or row['asked'])}"
             for row in rows
             if row["status"] != "pass"
         ]
     tally = ", ".join(f"{n} {s}" for s, n in counts(report).items() if n) or "nothing was checked"
+    old_rows = sum(earlier(row, report["header"]) for row in report["checks"])
+    tally += f"  ({old_rows} of them of earlier runs)" if old_rows else ""
     lines.append(f"{'total':{width}}  {len(report['checks']):3} checks  {tally}")
     lines.append(f"silicon: {report['header'].get('silicon') or 'not stated'}")
     lines.append(f"report: {directory}/report.html, report.json, junit.xml")
@@ -267,8 +277,10 @@ def junit(report: Mapping[str, Any]) -> str:
             timestamp=str(rows[0].get("at", "")).rstrip("Z"),
         )
         properties = ET.SubElement(suite, "properties")
-        for name in ("silicon", "cluster"):
-            ET.SubElement(properties, "property", name=name, value=_xml(header.get(name) or "not stated"))
+        facts = {name: header.get(name) or "not stated" for name in ("silicon", "cluster")}
+        facts["run"] = "earlier" if earlier(rows[0], header) else "this"
+        for name, value in facts.items():
+            ET.SubElement(properties, "property", name=name, value=_xml(value))
         for row in rows:
             case = ET.SubElement(
                 suite,

@@ -56,7 +56,7 @@ def html(report: Mapping[str, Any]) -> str:
         f'<h1>GPU slices: report</h1><p><span class="silicon">silicon: {_e(silicon)}</span></p>'
         f"<dl>{items}</dl>"
         f"<h2>GPUs</h2>{pictures(report['devices'], report['allocations'])}"
-        f"<h2>Checks</h2>{_table(report['checks'])}"
+        f"<h2>Checks</h2>{_table(report['checks'], str(header.get('date') or ''))}"
         f"<h2>Who held what</h2>{_holders(report['allocations'], report['devices'])}"
         "</body></html>\n"
     )
@@ -137,12 +137,14 @@ def _card(
     )
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table(rows: Sequence[Mapping[str, Any]], started: str) -> str:
     if not rows:
         return "<p>Nothing was checked.</p>"
     body = []
     for row in rows:
         details = ""
+        at = str(row.get("at") or "")
+        old = f"<div>earlier run, {_e(at)}</div>" if at < started else ""
         if row.get("needed"):
             details += f"<div>needed: {_e(row['needed'])}</div>"
         if row.get("fix") and row["status"] in {"fail", "warn", "skip"}:
@@ -152,7 +154,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             details += f"<details><summary>evidence</summary><pre>{_e(text)}</pre></details>"
         seconds = "" if row.get("seconds") is None else f"{row['seconds']:.1f}"
         body.append(
-            f"<tr><td>{_e(row['stage'])}</td><td>{_e(row['id'])}</td><td>{_e(row.get('asked'))}</td>"
+            f"<tr><td>{_e(row['stage'])}{old}</td><td>{_e(row['id'])}</td><td>{_e(row.get('asked'))}</td>"
             f"<td>{_e(row.get('found'))}{details}</td><td>{seconds}</td>"
             f'<td class="s {_e(row["status"])}">{_e(row["status"])}</td></tr>'
         )
