@@ -195,7 +195,7 @@ def test_summary_names_what_is_no_pass_and_the_silicon() -> None:
 
 
 def test_rows_of_an_earlier_run_are_called_so() -> None:
-    """A run that ends at a gate leaves the verdicts of an earlier one standing: nobody may take them for its own."""
+    """A run that ends at a gate leaves the verdicts of an earlier one standing."""
     data = report.empty()
     data["header"]["date"] = "2026-12-01T09:00:00Z"
     data["checks"] = [
