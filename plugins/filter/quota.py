@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
 from gpu_slices import claim, kueue, managed, preflight, quantity
+from gpu_slices.checks import check
 from gpu_slices.resource_slices import profile_slug
 
 
@@ -31,7 +32,7 @@ def checks(
     found = _asked(facts, wanted, configure)
     if own_class and own_class not in facts.get("device_classes", [own_class]):
         found.append(
-            preflight.check(
+            check(
                 "class",
                 "Is the DeviceClass that quota_device_class names there?",
                 f"there is no DeviceClass {own_class}",

@@ -242,6 +242,28 @@ def blocked(message: str = "0/3 nodes are available: 3 cannot allocate all claim
     return {"conditions": [entry]}
 
 
+def test_events_without_end_do_not_hide_the_time_limit() -> None:
+    class Busy(Script):
+        """A namespace in which something happens all the time."""
+
+        over = False
+
+        def stream_lines(
+            self, path: str, params: dict[str, str] | None = None, read_timeout: float | None = None
+        ) -> Iterator[str]:
+            while not self.over:
+                yield json.dumps({"type": "ADDED", "object": {"metadata": {"name": "another"}}})
+
+    api = Busy()
+    api.lists[POD_PATH] = [pod()]
+    try:
+        outcome, _ = follow(api, timeout=0.5, schedule_timeout=30)
+    finally:
+        api.over = True
+    assert outcome.result == "timeout"
+    assert outcome.seconds < 5
+
+
 def test_no_free_slice_names_the_holders() -> None:
     api = Script()
     api.lists[POD_PATH] = [pod(**blocked())]

@@ -12,6 +12,7 @@ import json
 import re
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
+from .checks import Check, check, judged
 from .quantity import parse_quantity
 from .workload_log import proof
 from .workload_state import condition
@@ -23,7 +24,6 @@ ORIGIN = "gpu-slices.dev/made-from"
 # Pods that the Indexed Job starts at once.
 JOB_PODS = 2
 
-Check = Dict[str, Any]
 Object = Dict[str, Any]
 
 _LABELS = {"app.kubernetes.io/managed-by": "gpu-slices", "app.kubernetes.io/component": "callers"}
@@ -387,14 +387,14 @@ def _digest(*objects: Object) -> str:
 
 
 def _too_few(profile: str, free: int) -> Check:
-    return {
-        "id": "job",
-        "status": "skip",
-        "asked": f"an Indexed Job claims {JOB_PODS} slices at once",
-        "found": f"free slices of {profile}: {free}",
-        "needed": f"{JOB_PODS}",
-        "fix": "wait until more slices are free, or choose another profile (gpu_slices_profile)",
-    }
+    return check(
+        "job",
+        f"an Indexed Job claims {JOB_PODS} slices at once",
+        f"free slices of {profile}: {free}",
+        "skip",
+        needed=f"{JOB_PODS}",
+        fix="wait until more slices are free, or choose another profile (gpu_slices_profile)",
+    )
 
 
 def pod_spec(manifest: Object) -> Object:
@@ -448,14 +448,7 @@ def _kfp_row(pod: Object, template: str) -> Check:
 
 
 def _row(name: str, asked: str, found: str, faults: Sequence[str], fix: str) -> Check:
-    return {
-        "id": name,
-        "status": "fail" if faults else "pass",
-        "asked": asked,
-        "found": "; ".join(faults) or found,
-        "needed": "no fault",
-        "fix": fix if faults else "",
-    }
+    return judged(name, not faults, asked=asked, found="; ".join(faults) or found, needed="no fault", fix=fix)
 
 
 def _volcano_rows(draft: Object, schema: Mapping[str, Any], served: bool) -> list[Check]:
@@ -470,14 +463,14 @@ def _volcano_rows(draft: Object, schema: Mapping[str, Any], served: bool) -> lis
     ]
     if not served:
         rows.append(
-            {
-                "id": "volcano",
-                "status": "skip",
-                "asked": "a Volcano Job claims a slice",
-                "found": VOLCANO_ABSENT,
-                "needed": f"the API group {VOLCANO_GROUP}",
-                "fix": "install Volcano to have it run",
-            }
+            check(
+                "volcano",
+                "a Volcano Job claims a slice",
+                VOLCANO_ABSENT,
+                "skip",
+                needed=f"the API group {VOLCANO_GROUP}",
+                fix="install Volcano to have it run",
+            )
         )
     return rows
 
@@ -521,17 +514,15 @@ def judge(members: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) ->
         distinct = {uuid for uuids in seen.values() for uuid in uuids}
         ok = len(seen) == JOB_PODS and len(distinct) == JOB_PODS and all(len(u) == 1 for u in seen.values())
         checks.append(
-            {
-                "id": "job-slices",
-                "status": "pass" if ok else "fail",
-                "asked": f"the {JOB_PODS} pods of the Indexed Job are in different slices",
-                "found": "; ".join(f"{pod}: {', '.join(uuids) or 'none'}" for pod, uuids in seen.items())
+            judged(
+                "job-slices",
+                ok,
+                asked=f"the {JOB_PODS} pods of the Indexed Job are in different slices",
+                found="; ".join(f"{pod}: {', '.join(uuids) or 'none'}" for pod, uuids in seen.items())
                 or "no pod",
-                "needed": f"{JOB_PODS} different UUIDs",
-                "fix": ""
-                if ok
-                else "leave slices free for both pods at once; a pod that waits gets the same one",
-                "evidence": {"uuids": seen},
-            }
+                needed=f"{JOB_PODS} different UUIDs",
+                fix="leave slices free for both pods at once; a pod that waits gets the same one",
+                evidence={"uuids": seen},
+            )
         )
     return checks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, Mapping
 
+from .checks import check
 from .cluster import MANAGED_BY, MANAGER
-from .preflight import check
 from .quantity import format_bytes, parse_bytes
 from .resource_slices import DEVICE_CLASS_MIG, DRIVER, choose_slice, describe_profiles, profile_slug
 

@@ -6,18 +6,16 @@ all at one moment, and the one too many waiting for a slice until another had en
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from . import claim
-from .preflight import check
+from .checks import Check, check, judged
 from .resource_slices import describe_profiles
 from .workload_log import proof
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 Member = Mapping[str, Any]
 
 # What this stage makes, by the names of pods and claims.
@@ -213,7 +211,7 @@ def judge(members: Sequence[Member], arguments: Mapping[str, Any]) -> list[Check
     rows, faults = _rows(members)
     if faults:
         return [
-            _verdict(
+            judged(
                 "together",
                 False,
                 asked="The jobs say when they trained, and on what",
@@ -288,7 +286,7 @@ def _different(early: Sequence[Object], free: int, rows: Sequence[Object]) -> Ch
     good = not disagree and len(uuids) == len(early) == free
     agree = f"{len(rows) - len(disagree)} of {len(rows)} logs agree with the claims"
     found = f"{len(early)} jobs on {len(uuids)} different UUIDs; {agree}"
-    return _verdict(
+    return judged(
         "devices",
         good,
         asked="Each of the jobs had a slice of its own, by its log and by its claim",
@@ -311,7 +309,7 @@ def _at_once(early: Sequence[Object], table: Object) -> Check:
         found = f"the last began at {_clock(first, 1)}, the first had ended at {_clock(last, 1)} UTC"
     else:
         found = "no job was scheduled before another had ended"
-    return _verdict(
+    return judged(
         "at-once",
         good,
         asked="All of them trained at one moment, by their own logs",
@@ -336,7 +334,7 @@ def _one_more(rows: Sequence[Object], late: Sequence[Object], free: int, table: 
         why = (
             "somebody else took a slice meanwhile, or something else than slices is scarce (crowd_resources)"
         )
-    return _verdict(
+    return judged(
         "one-more",
         good,
         asked="Exactly one more stayed Pending while all slices were taken",
@@ -360,7 +358,7 @@ def _reason(row: Object) -> Check:
     elif not device:
         fix = "read the message: something else than the slices kept the pod from its node; run again"
     return {
-        **_verdict(
+        **judged(
             "reason",
             device,
             asked="It waited for want of a device",
@@ -388,7 +386,7 @@ def _served(row: Object, early: Sequence[Object]) -> Check:
     else:
         who = ", ".join(f"{o['id']} until {_clock(o['end'], 1)}" for o in before) or "none of the others"
         found = f"{row['id']} trained on {row['uuid']} from {_clock(row['start'], 1)}; there before it: {who}"
-    return _verdict(
+    return judged(
         "served",
         good,
         asked="It ran when one of the others had ended, on the slice that this one left",
@@ -431,28 +429,6 @@ def table_lines(checks: Iterable[Check]) -> list[str]:
     cells = [head, *({**row, "waited": f"{row['waited']} s"} for row in rows)]
     width = {key: max(len(str(cell[key])) for cell in cells) for key in head}
     return ["  ".join(f"{cell[key]!s:{width[key]}}" for key in head).rstrip() for cell in cells]
-
-
-def _verdict(
-    name: str,
-    good: bool,
-    *,
-    asked: str,
-    found: str,
-    needed: str,
-    fix: str,
-    evidence: Object | None = None,
-) -> Check:
-    # Rows share the table; each gets its own, so that none can change another's.
-    return {
-        "id": name,
-        "status": "pass" if good else "fail",
-        "asked": asked,
-        "found": found,
-        "needed": needed,
-        "fix": "" if good else fix,
-        "evidence": json.loads(json.dumps(evidence or {})),
-    }
 
 
 def _epoch(stamp: str) -> float:

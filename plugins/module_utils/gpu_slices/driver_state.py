@@ -9,14 +9,13 @@ import calendar
 import time
 from typing import Any, Dict, Iterable, Mapping
 
+from .checks import Check, check
 from .cluster import PLUGIN_CONTAINER, digest
 from .kube_version import NVIDIA_ADVISED, at_least, show
 from .node_labels import selects
-from .preflight import check
 from .resource_slices import DRIVER, compare_with_hardware, describe_profiles, tolerated
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 
 STALE = "the slices differ from the hardware"
 # Seconds within which a plugin pod that has become Ready publishes its devices.

@@ -8,12 +8,12 @@ the kernel or the runtime alone decides. Members are those of :mod:`workload_run
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
+from .checks import Check, check
 from .quantity import format_bytes
 from .workload_log import proof
 
-Check = Dict[str, Any]
 Member = Mapping[str, Any]
 Seen = Mapping[str, Any]
 
@@ -396,15 +396,15 @@ def _row(
     proved: str = "",
     evidence: Mapping[str, Any] | None = None,
 ) -> Check:
-    return {
-        "id": name,
-        "status": status,
-        "asked": asked,
-        "found": found,
-        "needed": needed,
-        "fix": fix if status in ("fail", "warn") else "",
-        "evidence": {**(evidence or {}), "proved": proved or "nothing"},
-    }
+    return check(
+        name,
+        asked,
+        found,
+        status,
+        needed=needed,
+        fix=fix if status in ("fail", "warn") else "",
+        evidence={**(evidence or {}), "proved": proved or "nothing"},
+    )
 
 
 def _nodes(seen: Seen, kind: str) -> list[dict[str, Any]]:

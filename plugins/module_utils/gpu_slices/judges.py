@@ -7,11 +7,11 @@ workloads of the stage together; a member is what :class:`workload_run.Run` know
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, List, Mapping, Sequence
 
 from . import callers, crowd, isolation, recipe, shared, workload_log
+from .checks import Check
 
-Check = Dict[str, Any]
 Member = Mapping[str, Any]
 WorkloadJudge = Callable[[Any, Sequence[Mapping[str, Any]], bool, Mapping[str, Any]], List[Check]]
 StageJudge = Callable[[Sequence[Member], Mapping[str, Any]], List[Check]]

@@ -9,7 +9,7 @@ Pure functions; controller only. *Facts* are what :func:`trim` makes of API obje
      "config": {"found": bool, "text": "...", "edited": "2026-12-01T12:00:00Z", "version": "resourceVersion"},
      "started": "2026-12-01T12:00:05Z"}
 
-A *check* is as in preflight.py: {id, asked, found, needed, fix, evidence, status}.
+Checks are as in checks.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import re
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from . import kueue_config
+from .checks import Check, check
 from .kube_version import Version, at_least, parse_version, show
 from .kueue_config import ConfigError
 from .quantity import parse_quantity
 from .resource_slices import DRIVER, profile_slug
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
@@ -404,12 +404,12 @@ def checks(
     reason = absent(facts)
     if reason:
         asked = "Is Kueue installed?"
-        return [_check("kueue", asked, f"{reason}; nothing to prove", "skip", needed="Kueue 0.14 or later")]
+        return [check("kueue", asked, f"{reason}; nothing to prove", "skip", needed="Kueue 0.14 or later")]
     managers = facts["managers"]
     if len(managers) != 1:
         names = ", ".join(f"{m['namespace']}/{m['name']}" for m in managers)
         return [
-            _check(
+            check(
                 "kueue",
                 "Is Kueue installed?",
                 f"its API is served, and {'several controllers run: ' + names if names else 'no controller'}",
@@ -433,7 +433,7 @@ def checks(
     except ConfigError as fault:
         return [
             *found,
-            _check(
+            check(
                 "kueue_config",
                 "Can Kueue's configuration be read?",
                 str(fault),
@@ -458,7 +458,7 @@ def checks(
 
 
 def _guests(names: Sequence[str]) -> Check:
-    return _check(
+    return check(
         "kueue_cohort",
         "Is the cohort ours alone?",
         f"ClusterQueue {', '.join(names)} is in our cohort and not ours",
@@ -476,7 +476,7 @@ def _installed(facts: Mapping[str, Any], manager: Mapping[str, Any]) -> Check:
     evidence = {"image": manager["image"], "served": facts["served"], "arguments": manager["arguments"]}
     usable = [v for v in VERSIONS if v in facts["served"]]
     if not usable:
-        return _check(
+        return check(
             "kueue",
             asked,
             f"{GROUP} is served as {', '.join(facts['served'])}",
@@ -487,7 +487,7 @@ def _installed(facts: Mapping[str, Any], manager: Mapping[str, Any]) -> Check:
             evidence=evidence,
         )
     if manager["version"] and not gate_name(manager["version"]):
-        return _check(
+        return check(
             "kueue",
             asked,
             f"{name}, version {version}",
@@ -498,7 +498,7 @@ def _installed(facts: Mapping[str, Any], manager: Mapping[str, Any]) -> Check:
             evidence=evidence,
         )
     if not manager["ready"]:
-        return _check(
+        return check(
             "kueue",
             asked,
             f"{name} is not available: {manager['state']}",
@@ -508,7 +508,7 @@ def _installed(facts: Mapping[str, Any], manager: Mapping[str, Any]) -> Check:
             finding="kueue_not_ready",
             evidence=evidence,
         )
-    return _check(
+    return check(
         "kueue",
         asked,
         f"{name}, version {version}, {usable[0]}",
@@ -526,9 +526,9 @@ def _pairing(manager: Mapping[str, Any], features: Mapping[str, Any]) -> Check:
     asked = "Do Kueue and Kubeflow Trainer go together?"
     verdict = pairing(str(manager["version"]), str(features.get("pod_overrides") or ""))
     if verdict["ok"]:
-        return _check("kueue_trainer", asked, verdict["found"])
+        return check("kueue_trainer", asked, verdict["found"])
     if not verdict["known"]:
-        return _check(
+        return check(
             "kueue_trainer",
             asked,
             verdict["found"],
@@ -537,7 +537,7 @@ def _pairing(manager: Mapping[str, Any], features: Mapping[str, Any]) -> Check:
             fix="tag Kueue's image with its version",
             finding="kueue_trainer_unknown",
         )
-    return _check(
+    return check(
         "kueue_trainer",
         asked,
         verdict["found"],
@@ -552,8 +552,8 @@ def _integration(config: Mapping[str, Any]) -> Check:
     asked = "Does Kueue look after TrainJobs?"
     served = kueue_config.frameworks(config)
     if kueue_config.FRAMEWORK in served:
-        return _check("kueue_integration", asked, f"yes: {kueue_config.FRAMEWORK}")
-    return _check(
+        return check("kueue_integration", asked, f"yes: {kueue_config.FRAMEWORK}")
+    return check(
         "kueue_integration",
         asked,
         f"integrations.frameworks are {', '.join(served)}",
@@ -577,10 +577,10 @@ def _gate(
     }[state["where"]]
     found = f"{state['name']} is {'on' if state['on'] else 'off'} {place}"
     if state["on"]:
-        return _check("kueue_gate", asked, found)
+        return check("kueue_gate", asked, found)
     if configure and not plan["fault"]:
-        return _check("kueue_gate", asked, f"{found}; this run switches it on")
-    return _check(
+        return check("kueue_gate", asked, f"{found}; this run switches it on")
+    return check(
         "kueue_gate",
         asked,
         found + (f" ({plan['fault']})" if plan["fault"] else ""),
@@ -608,7 +608,7 @@ def _mappings(
     evidence = {"mappings": known}
     other = sorted(r for r in set(mapped.values()) if kueue_config.counted_otherwise(config, r))
     if other:
-        return _check(
+        return check(
             "kueue_mapping",
             asked,
             f"{', '.join(other)} counts counters or capacity (sources)",
@@ -620,7 +620,7 @@ def _mappings(
         )
     hidden = sorted(r for r in {**classes, **mapped}.values() if kueue_config.excluded(config, r))
     if hidden:
-        return _check(
+        return check(
             "kueue_mapping",
             asked,
             f"{', '.join(hidden)} is left out of all quotas by resources.excludeResourcePrefixes",
@@ -632,15 +632,15 @@ def _mappings(
         )
     if classes and (not missing or (mapped and not whole)):
         listed = ", ".join(f"{name} as {known[name]}" for name in mapped)
-        return _check("kueue_mapping", asked, listed, evidence=evidence)
+        return check("kueue_mapping", asked, listed, evidence=evidence)
     if configure and not plan["fault"] and classes:
         added = ", ".join(f"{name} as {classes[name]}" for name in missing)
-        return _check("kueue_mapping", asked, f"not yet; this run adds {added}", evidence=evidence)
+        return check("kueue_mapping", asked, f"not yet; this run adds {added}", evidence=evidence)
     if not classes:
         found = "no profile is chosen, so it is not known which class is to be counted"
-        return _check("kueue_mapping", asked, found, "skip", evidence=evidence)
+        return check("kueue_mapping", asked, found, "skip", evidence=evidence)
     example = "; ".join(f"{{name: {classes[name]}, deviceClassNames: [{name}]}}" for name in missing[:2])
-    return _check(
+    return check(
         "kueue_mapping",
         asked,
         f"{', '.join(missing)} is not mapped"
@@ -659,8 +659,8 @@ def _stale(facts: Mapping[str, Any], configure: bool) -> Check:
     asked = "Has Kueue read its present configuration?"
     found = f"it was edited at {facts['config']['edited']}, and Kueue started at {facts['started']}"
     if configure:
-        return _check("kueue_restart", asked, f"{found}; this run restarts it")
-    return _check(
+        return check("kueue_restart", asked, f"{found}; this run restarts it")
+    return check(
         "kueue_restart",
         asked,
         found,
@@ -669,29 +669,3 @@ def _stale(facts: Mapping[str, Any], configure: bool) -> Check:
         fix="kubectl rollout restart its Deployment, or set quota_kueue_configure: true",
         finding="kueue_config_stale",
     )
-
-
-def _check(
-    identity: str,
-    asked: str,
-    found: str,
-    status: str = "pass",
-    *,
-    needed: str = "",
-    fix: str = "",
-    finding: str = "",
-    evidence: Mapping[str, Any] | None = None,
-) -> Check:
-    proof = dict(evidence or {})
-    if finding:
-        proof["finding"] = finding
-        found = f"{found} [{finding}]"
-    return {
-        "id": identity,
-        "asked": asked,
-        "found": found,
-        "needed": needed,
-        "fix": fix,
-        "evidence": proof,
-        "status": status,
-    }

@@ -1,7 +1,6 @@
 """Facts of a cluster in, checks out: may the stages run, and if not, why and what to do.
 
-A *check* is ``{id, asked, found, needed, fix, evidence, status}``; ``status`` is pass, warn, skip or fail.
-A check that warns or fails has its diagnosis id in ``evidence["finding"]`` and, in brackets, in ``found``.
+Checks are as in checks.py.
 
 ``facts`` is what :func:`cluster.read` returns, ``settings``::
 
@@ -16,6 +15,7 @@ from typing import Any, Dict, Iterable
 
 from . import kueue
 from .callers import VOLCANO_GROUP
+from .checks import Check, check
 from .cluster import (
     DRA_GROUP,
     DRA_RESOURCES,
@@ -30,7 +30,6 @@ from .kube_version import KUBERNETES_ADVISED, KUBERNETES_NEEDED, kubernetes_verd
 from .resource_slices import profile_slug
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 
 _READ = ("get", "list", "watch")
 _WRITE = ("get", "create", "patch", "delete")
@@ -254,33 +253,6 @@ def preflight_checks(facts: Object, settings: Object) -> list[Check]:
     if "quota" in stages:
         checks += _quota(facts, settings)
     return checks
-
-
-def check(
-    identity: str,
-    asked: str,
-    found: str,
-    status: str = "pass",
-    *,
-    needed: str = "",
-    fix: str = "",
-    finding: str = "",
-    evidence: Object | None = None,
-) -> Check:
-    """Build one check; ``finding`` is the diagnosis id when something is wrong."""
-    proof = dict(evidence or {})
-    if finding:
-        proof["finding"] = finding
-        found = f"{found} [{finding}]"
-    return {
-        "id": identity,
-        "asked": asked,
-        "found": found,
-        "needed": needed,
-        "fix": fix,
-        "evidence": proof,
-        "status": status,
-    }
 
 
 def unread_check(facts: Object, question: str, identity: str, asked: str) -> Check | None:

@@ -19,10 +19,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Callable, Container, Dict, Iterable, Mapping, Sequence
 
+from .checks import Check, judged
 from .workload_state import JOBSET_NAME, pods_of_claim
 
 Job = Dict[str, Any]
-Check = Dict[str, Any]
 Object = Mapping[str, Any]
 
 _MESSAGE = 500
@@ -379,7 +379,7 @@ def _pending(job: Job, resource: str) -> Check:
     if entry and resumed and resumed["seq"] < entry["seq"]:
         faults.append(f"it was resumed at {resumed['at']}, before Kueue had decided")
     said = f"at {entry['at']} '{message}'; suspended, no pod, no claim" if entry else ""
-    return _check(
+    return judged(
         "pending",
         not faults,
         asked="A TrainJob beyond the slice quota stays suspended",
@@ -436,7 +436,7 @@ def _admitted(job: Job, everyone: Sequence[Job]) -> Check:
             f"{job['name']}: admitted at {admitted['at']}, after {other['name']} gave its quota back at "
             f"{entry['at']} ({entry['type']}, {entry['reason']}); finished at {finished['at']}"
         )
-    return _check(
+    return judged(
         "admitted",
         not faults,
         asked="The waiting TrainJob is admitted when quota frees, and completes",
@@ -457,7 +457,7 @@ def _preempted(borrowers: Sequence[Job], urgent: Job, waiting: Job) -> list[Chec
         done = [_first(job, "Finished") for job in borrowers]
         early = got and any(entry and entry["seq"] < got["seq"] for entry in done)
         return [
-            _check(
+            judged(
                 "preempted",
                 False,
                 asked=asked,
@@ -498,7 +498,7 @@ def _eviction(job: Job, entry: Mapping[str, Any], urgent: Job, asked: str) -> Ch
         [f"pod {pod['name']} gone at {pod['gone']}" for pod in before]
         + [f"claim {claim['name']} gone at {claim['gone']}" for claim in held]
     )
-    return _check(
+    return judged(
         "preempted",
         not faults,
         asked=asked,
@@ -532,7 +532,7 @@ def _urgent(job: Job, entry: Mapping[str, Any], urgent: Job) -> Check:
             f"{urgent['name']} (priority {urgent['priority']}, {urgent['queue']}): admitted at "
             f"{admitted['at']}, {given[0]['uuid']}{same}, finished at {finished['at']}"
         )
-    return _check(
+    return judged(
         "reclaimed",
         not faults,
         asked="The job of high priority gets its slice and completes",
@@ -565,7 +565,7 @@ def _return(job: Job, entry: Mapping[str, Any]) -> Check:
             f"{job['name']}: admitted again at {again['at']}, pod {pods[-1]['name']} in "
             f"{given[-1]['uuid']}, finished at {finished['at']}"
         )
-    return _check(
+    return judged(
         "readmitted",
         not faults,
         asked="The preempted borrower is admitted again and completes",
@@ -578,7 +578,7 @@ def _return(job: Job, entry: Mapping[str, Any]) -> Check:
 
 def _limit(jobs: Sequence[Job], limit: int, resource: str) -> Check:
     most = most_at_once(jobs)
-    return _check(
+    return judged(
         "limit",
         most == limit,
         asked=f"The queues never hold more than their quota of {resource}",
@@ -600,18 +600,4 @@ def _told(job: Job, kinds: Sequence[str], **more: Any) -> dict[str, Any]:
         ],
         "events": [entry["line"] for entry in job["events"]],
         **more,
-    }
-
-
-def _check(
-    name: str, ok: bool, *, asked: str, found: str, needed: str, fix: str, evidence: Mapping[str, Any]
-) -> Check:
-    return {
-        "id": name,
-        "status": "pass" if ok else "fail",
-        "asked": asked,
-        "found": found,
-        "needed": needed,
-        "fix": "" if ok else fix,
-        "evidence": dict(evidence),
     }

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Sequence
 
 from . import quota_record, workload_state
+from .checks import Check, judged
 from .kube_api import APPLY_PATCH, MERGE_PATCH, ApiFault, KubeApi
 from .quota_record import Recorder
 from .report import write_atomic
 from .resource_slices import merge_slices
-from .workload_follow import RESOURCE, Follower, Hub, Outcome
+from .workload_follow import RESOURCE, Follower, Hub, Outcome, arrived
 from .workload_run import EVIDENCE, Run, RunFault, Say
 
 KUEUE = "/apis/kueue.x-k8s.io"
@@ -34,7 +35,6 @@ _CREATE_RETRY = 60.0
 
 Member = Dict[str, Any]
 Trouble = Dict[str, Any]
-Check = Dict[str, Any]
 
 
 class QuotaRun(Run):
@@ -77,15 +77,14 @@ class QuotaRun(Run):
             return quota_record.judge(members, self.settings)
         except (KeyError, IndexError, TypeError) as fault:
             return [
-                {
-                    "id": "record",
-                    "status": "fail",
-                    "asked": "Kueue's part of the evidence can be read",
-                    "found": f"{type(fault).__name__}: {fault}",
-                    "needed": "a record of each job",
-                    "fix": "remove the TrainJobs of this stage and run it again",
-                    "evidence": {},
-                }
+                judged(
+                    "record",
+                    False,
+                    asked="Kueue's part of the evidence can be read",
+                    found=f"{type(fault).__name__}: {fault}",
+                    needed="a record of each job",
+                    fix="remove the TrainJobs of this stage and run it again",
+                )
             ]
 
     def _annotate(self, index: int, outcome: Outcome) -> None:
@@ -317,16 +316,8 @@ class Director:
     # -- what comes in
 
     def _take(self) -> None:
-        try:
-            source, what, value = self._queue.get(timeout=_TICK)
-        except queue.Empty:
-            return
-        while True:
-            self._handle(source, what, value)
-            try:
-                source, what, value = self._queue.get_nowait()
-            except queue.Empty:
-                return
+        for message in arrived(self._queue, _TICK):
+            self._handle(*message)
 
     def _handle(self, source: str, what: str, value: Any) -> None:
         if what == "FAULT":

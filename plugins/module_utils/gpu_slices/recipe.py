@@ -15,11 +15,10 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 from urllib.parse import ParseResult, urlparse
 
 from . import model_size, workload_log
-from .preflight import check
+from .checks import Check, check
 from .quantity import format_bytes, parse_bytes
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 
 OK = "LlamaFactory LoRA SFT on GPU slice: OK"
 CLAIM = "gpu-slices-recipe"

@@ -11,16 +11,16 @@ import time
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from . import workload_log
+from .checks import Check, check
 from .claim import covers
 from .cluster import MANAGED_BY, MANAGER
 from .driver_gates import GATES, MPS, TIME_SLICING, has_gates
 from .inputs import is_true
-from .preflight import check, sharing_check
+from .preflight import sharing_check
 from .quantity import format_bytes, parse_bytes
 from .resource_slices import DRIVER, blocked, describe_profiles, node_blocked
 
 Object = Dict[str, Any]
-Check = Dict[str, Any]
 
 MODES = ("mig", "shared")
 MODE_VARIABLE = "DRA_SLICE_MODE"

@@ -213,17 +213,8 @@ class Follower:
             hub.ask(name, path, params, self._queue)
 
     def _take(self) -> None:
-        """Handle what has come; waits a moment when nothing has."""
-        try:
-            message = self._queue.get(timeout=_TICK)
-        except queue.Empty:
-            return
-        while True:
+        for message in arrived(self._queue, _TICK):
             self._handle(*message)
-            try:
-                message = self._queue.get_nowait()
-            except queue.Empty:
-                return
 
     def _handle(self, source: str, what: str, value: Any) -> None:
         if source == "log":
@@ -437,8 +428,8 @@ class Follower:
         if self._log is not None:
             self._log.ended = True
             self._log.join(5)
-            while not self._queue.empty():
-                self._handle(*self._queue.get())
+            for message in arrived(self._queue, 0):
+                self._handle(*message)
         pods = state.newest_pods(self._pods.values())
         found = []
         for pod in pods:
@@ -501,6 +492,17 @@ class Follower:
         for pod in items:
             known = self._pods if self._target.counts(pod) else self._helpers
             known[pod["metadata"]["name"]] = pod
+
+
+def arrived(messages: queue.Queue[Any], wait: float) -> list[Any]:
+    """What has come by now; waits so many seconds for the first.
+
+    No more than that: in a busy namespace more may come for ever, and the time limit is to be looked at.
+    """
+    try:
+        return [messages.get(timeout=wait), *(messages.get_nowait() for _ in range(messages.qsize()))]
+    except queue.Empty:
+        return []
 
 
 def read_log(api: Api, target: Target, pod: str, container: str | None = None) -> str | None:

@@ -9,14 +9,16 @@ A workload prints for people, and one line for us: ``[proof] `` followed by a JS
      "rank": 0, "world": 1, "steps": 60, "loss_first": 5.5, "loss_last": 0.4, "loss_factor": 0.5,
      "trainable": 1000, "peak_bytes": 1, "peak_kind": "cuda" | "rss"}                         (sft)
 
-Several such lines add up. Allocated devices are those of resource_slices.merge_slices. A *check* is a mapping
-{id, status, asked, found, needed, fix, evidence} as gpu_check takes it.
+Several such lines add up. Allocated devices are those of resource_slices.merge_slices. Checks
+are as in checks.py.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
+
+from .checks import Check, judged
 
 SMOKE_OK = "matmul_on_slice: OK"
 SFT_OK = "DRA LoRA SFT on GPU slice: OK"
@@ -25,7 +27,6 @@ PROOF = "[proof] "
 # What torch calls the memory of a device is the published one less what the driver keeps for itself.
 _CUDA_SHARE = 0.85
 
-Check = Dict[str, Any]
 Device = Mapping[str, Any]
 
 
@@ -52,7 +53,7 @@ def proof(log: str) -> dict[str, Any]:
 def judge_end(log: str | None, wanted: str) -> Check:
     """The last non-blank line. ``None``: the log could not be read, which proves nothing either way."""
     if log is None:
-        return _check(
+        return judged(
             "log",
             False,
             asked=f"the log ends with '{wanted}'",
@@ -60,7 +61,7 @@ def judge_end(log: str | None, wanted: str) -> Check:
             fix="see the pod's state and events in the evidence; run again",
         )
     last = last_line(log)
-    return _check(
+    return judged(
         "log",
         last == wanted,
         asked=f"the log ends with '{wanted}'",
@@ -79,7 +80,7 @@ def judge_device(log: str, allocated: Sequence[Device], cuda_required: bool) -> 
     seen = proof(log)
     visible = [d for d in seen.get("devices") or [] if isinstance(d, dict)]
     checks = [
-        _check(
+        judged(
             "allocation",
             len(allocated) == 1,
             asked="the pod's claim was allocated one device while it ran",
@@ -88,7 +89,7 @@ def judge_device(log: str, allocated: Sequence[Device], cuda_required: bool) -> 
             fix="run again: without the allocation the log cannot be compared with anything",
             evidence={"allocated": [_brief(d) for d in allocated]},
         ),
-        _check(
+        judged(
             "one-device",
             len(visible) == 1,
             asked="the container sees exactly one device",
@@ -140,7 +141,7 @@ def judge_smoke(log: str | None, allocated: Sequence[Device], cuda_required: boo
     error = product.get("max_error")
     checks = judge_device(log, allocated, cuda_required)
     checks.append(
-        _check(
+        judged(
             "matmul",
             isinstance(error, (int, float)) and error <= float(product.get("tolerance", 0)),
             asked="a matrix product on the slice has the right result",
@@ -154,7 +155,7 @@ def judge_smoke(log: str | None, allocated: Sequence[Device], cuda_required: boo
     )
     listed = [str(d.get("uuid")) for d in allocated]
     checks.append(
-        _check(
+        judged(
             "nvidia-smi",
             bool(listed) and all(f"(UUID: {uuid})" in log for uuid in listed),
             asked="nvidia-smi -L in the container lists the allocated device",
@@ -178,7 +179,7 @@ def judge_sft(
     first, last, factor = seen.get("loss_first"), seen.get("loss_last"), seen.get("loss_factor")
     numbers = all(isinstance(n, (int, float)) for n in (first, last, factor))
     checks += [
-        _check(
+        judged(
             "loss",
             numbers and float(last or 0) <= float(first or 0) * float(factor or 0),
             asked="the training loss fell by the stated factor",
@@ -189,7 +190,7 @@ def judge_sft(
             fix="raise sft_steps or sft_learning_rate; read the log in the evidence",
             evidence={k: seen.get(k) for k in ("steps", "seed", "loss_first", "loss_last", "trainable")},
         ),
-        _check(
+        judged(
             "world",
             seen.get("world") == world,
             asked="all processes trained together",
@@ -202,7 +203,7 @@ def judge_sft(
         peak, limit = seen.get("peak_bytes"), int(allocated[0].get("memory_bytes") or 0)
         kind = {"cuda": "allocated on the device", "rss": "resident memory of the process (no CUDA)"}
         checks.append(
-            _check(
+            judged(
                 "peak-memory",
                 isinstance(peak, int) and 0 < peak <= limit,
                 asked="the peak memory stayed inside the slice",
@@ -233,7 +234,7 @@ def _judge_backend(seen: Mapping[str, Any], given: Device, cuda_required: bool) 
         fix = (
             "the container's CUDA device is not the slice it was given: look for another GPU in the container"
         )
-    return _check(
+    return judged(
         "backend",
         fits and backend in {"cpu", "cuda"} and (backend == "cuda" or not cuda_required),
         asked="the work ran on the slice" if cuda_required else "it is said what the work ran on",
@@ -245,7 +246,7 @@ def _judge_backend(seen: Mapping[str, Any], given: Device, cuda_required: bool) 
 
 def _equal(name: str, asked: str, found: str, needed: str, same: bool | None = None) -> Check:
     ok = found == needed if same is None else same
-    return _check(
+    return judged(
         name,
         ok,
         asked=asked,
@@ -253,27 +254,6 @@ def _equal(name: str, asked: str, found: str, needed: str, same: bool | None = N
         needed=needed,
         fix="the pod sees another device than it was allocated: restart the driver's plugin pod on that node",
     )
-
-
-def _check(
-    name: str,
-    ok: bool,
-    *,
-    asked: str,
-    found: str,
-    needed: str = "",
-    fix: str = "",
-    evidence: Mapping[str, Any] | None = None,
-) -> Check:
-    return {
-        "id": name,
-        "status": "pass" if ok else "fail",
-        "asked": asked,
-        "found": found,
-        "needed": needed or asked,
-        "fix": "" if ok else fix,
-        "evidence": dict(evidence or {}),
-    }
 
 
 def _names(devices: Iterable[Device]) -> str:

@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, Mapping, Sequence
 import yaml
 
 from . import judges, workload_log, workload_state
+from .checks import Check, judged
 from .kube_api import MERGE_PATCH, ApiFault, KubeApi
 from .report import now, write_atomic
 from .resource_slices import merge_slices
@@ -38,7 +39,6 @@ _JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2"
 _DELETE_SECONDS = 120
 _PATCH_SECONDS, _PATCH_PAUSE, _SERVER_ERROR = 30, 2.0, 500
 
-Check = Dict[str, Any]
 Member = Dict[str, Any]
 Object = Dict[str, Any]
 Say = Callable[[str, str], None]
@@ -445,22 +445,21 @@ class Run:
         world = int(workload.get("world") or 1)
         if len(pods) != world:
             return [
-                {
-                    "id": "pods",
-                    "status": "fail",
-                    "asked": f"the logs of {world} pods can be judged",
-                    "found": f"{len(pods)} pods ({', '.join(p['name'] for p in pods) or 'none'})",
-                    "needed": f"{world} pods",
-                    "fix": "run again; nothing else may delete the pods meanwhile",
-                    "evidence": {},
-                }
+                judged(
+                    "pods",
+                    False,
+                    asked=f"the logs of {world} pods can be judged",
+                    found=f"{len(pods)} pods ({', '.join(p['name'] for p in pods) or 'none'})",
+                    needed=f"{world} pods",
+                    fix="run again; nothing else may delete the pods meanwhile",
+                )
             ]
         judge = judges.WORKLOAD[str(workload["judge"])]
         cuda = bool(self.settings.get("require_cuda"))
         checks: list[Check] = []
         for position, pod in enumerate(pods):
-            judged = judge(pod["log"], pod["devices"], cuda, workload)
-            for check in judged:
+            rows = judge(pod["log"], pod["devices"], cuda, workload)
+            for check in rows:
                 check["id"] += f"-{position}" if len(pods) > 1 else ""
                 check["evidence"].update(
                     {
@@ -469,7 +468,7 @@ class Run:
                         **({"note": member["note"]} if member["note"] else {}),
                     }
                 )
-            checks += judged
+            checks += rows
         return checks
 
     # -- what is kept
