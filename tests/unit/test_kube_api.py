@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import lab_import
 import pytest
 import urllib3
 import yaml
@@ -188,6 +191,143 @@ def test_plain_http_behind_an_https_address(server: ThreadingHTTPServer, tmp_pat
     with pytest.raises(ApiFault, match="TLS") as caught:
         KubeApi.from_kubeconfig(config).get("/version")
     assert caught.value.kind == "tls"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Certificates of the lab's own making: a server on 127.0.0.1, and an administrator."""
+    made = lab_import.lab_pki().Store(tmp_path_factory.mktemp("pki"), False)
+    for name in ("ca", "front-proxy-ca"):
+        made.authority(name)
+    for leaf in lab_import.lab_pki().leaves("127.0.0.1", "control", [], "10.96.0.1"):
+        made.leaf(leaf)
+    return made
+
+
+@pytest.fixture
+def secured(server: ThreadingHTTPServer, authority: Any) -> str:
+    """That API behind TLS; it wants a client certificate. Its address."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    folder = authority.directory
+    context.load_cert_chain(folder / "apiserver.crt", folder / "apiserver.key")
+    context.load_verify_locations(folder / "ca.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    return f"https://127.0.0.1:{server.server_port}"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def _admin(authority: Any, path: Path, server: str, **changes: bytes) -> str:
+    parts = {name: (authority.directory / name).read_bytes() for name in ("ca.crt", "admin.crt", "admin.key")}
+    texts = [{**parts, **changes}[name] for name in parts]
+    path.write_bytes(lab_import.lab_pki().kubeconfig(server, texts[0], "admin", *texts[1:]))
+    return str(path)
+
+
+def test_no_key_is_left_in_a_file(secured: str, authority: Any, tmp_path: Path, scratch: Path) -> None:
+    """The kubernetes package writes it into one, and a worker of Ansible ends without removing that."""
+    config = _admin(authority, tmp_path / "c", secured)
+    for _ in range(2):  # the package remembers the files it made
+        api = KubeApi.from_kubeconfig(config)
+        assert list(scratch.iterdir()) == []
+        assert api.get("/version") == {"gitVersion": "v1.36.3"}
+        assert list(api.stream_lines("/stream")) == ["line 0", "line 1", "line 2", "last"]
+    with pytest.raises(ApiFault, match="accept our credentials"):
+        api.get("/401")
+    assert list(scratch.iterdir()) == []
+
+
+def test_certificates_in_files_of_their_own(secured: str, authority: Any, tmp_path: Path) -> None:
+    config = yaml.safe_load(Path(_admin(authority, tmp_path / "c", secured)).read_text())
+    for place, name, file in (
+        ("clusters", "certificate-authority", "ca.crt"),
+        ("users", "client-certificate", "admin.crt"),
+        ("users", "client-key", "admin.key"),
+    ):
+        entry = config[place][0][place[:-1]]
+        del entry[f"{name}-data"]
+        entry[name] = str(authority.directory / file)
+    (tmp_path / "d").write_text(yaml.safe_dump(config))
+    assert KubeApi.from_kubeconfig(str(tmp_path / "d")).get("/version") == {"gitVersion": "v1.36.3"}
+    assert (authority.directory / "admin.key").is_file()
+
+
+@pytest.mark.parametrize(
+    ("field", "content", "kind", "said"),
+    [
+        ("ca.crt", b"front-proxy-ca.crt", "tls", "is not trusted .* is not this server's"),
+        ("ca.crt", b"no certificate", "config", "certificates or keys of .* cannot be loaded"),
+        ("admin.key", b"scheduler.key", "config", "certificates or keys of .* cannot be loaded"),
+        ("admin.crt", b"no certificate", "config", "certificates or keys of .* cannot be loaded"),
+    ],
+)
+def test_certificates_that_do_not_fit(  # noqa: PLR0917
+    secured: str,
+    authority: Any,
+    tmp_path: Path,
+    scratch: Path,
+    field: str,
+    content: bytes,
+    kind: str,
+    said: str,
+) -> None:
+    other = authority.directory / content.decode()
+    body = other.read_bytes() if other.is_file() else content
+    config = _admin(authority, tmp_path / "c", secured, **{field: body})
+    with pytest.raises(ApiFault, match=said) as caught:
+        KubeApi.from_kubeconfig(config).get("/version")
+    assert caught.value.kind == kind
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
+def test_a_server_that_is_not_to_be_verified(
+    secured: str, authority: Any, tmp_path: Path, scratch: Path
+) -> None:
+    config = yaml.safe_load(Path(_admin(authority, tmp_path / "c", secured)).read_text())
+    cluster = config["clusters"][0]["cluster"]
+    del cluster["certificate-authority-data"]
+    (tmp_path / "d").write_text(yaml.safe_dump(config))
+    with pytest.raises(ApiFault, match="is not trusted"):
+        KubeApi.from_kubeconfig(str(tmp_path / "d")).get("/version")
+    cluster["insecure-skip-tls-verify"] = True
+    (tmp_path / "d").write_text(yaml.safe_dump(config))
+    assert KubeApi.from_kubeconfig(str(tmp_path / "d")).get("/version") == {"gitVersion": "v1.36.3"}
+
+
+def test_the_name_in_the_certificate_can_be_given(
+    secured: str, authority: Any, tmp_path: Path, scratch: Path
+) -> None:
+    config = yaml.safe_load(Path(_admin(authority, tmp_path / "c", secured)).read_text())
+    cluster = config["clusters"][0]["cluster"]
+    for name, fits in (("kubernetes.default.svc", True), ("elsewhere", False)):
+        cluster["tls-server-name"] = name
+        (tmp_path / "d").write_text(yaml.safe_dump(config))
+        api = KubeApi.from_kubeconfig(str(tmp_path / "d"))
+        if fits:
+            assert api.get("/version") == {"gitVersion": "v1.36.3"}
+        else:
+            with pytest.raises(ApiFault, match="tls-server-name"):
+                api.get("/version")
+
+
+def test_no_client_certificate_where_one_is_wanted(
+    secured: str, authority: Any, tmp_path: Path, scratch: Path
+) -> None:
+    config = yaml.safe_load(Path(_admin(authority, tmp_path / "c", secured)).read_text())
+    config["users"][0]["user"] = {"token": "t0ken"}
+    (tmp_path / "d").write_text(yaml.safe_dump(config))
+    with pytest.raises(ApiFault) as caught:
+        KubeApi.from_kubeconfig(str(tmp_path / "d")).get("/version")
+    assert caught.value.kind in {"tls", "unreachable"}
 
 
 @pytest.mark.parametrize(

@@ -200,32 +200,44 @@ def template_plan(facts: Object, manifests: list[Object], *, check_mode: bool = 
     check mode nothing is applied into a namespace that does not exist yet.
     """
     plan: Object = {"apply": [], "replace": False, "foreign": ""}
-    if not manifests:
-        return plan
-    namespace, templates = facts["namespace"], facts["claim_templates"]
     for manifest in manifests:
         metadata = manifest["metadata"]
         if manifest["kind"] == "Namespace":
-            ours = namespace["labels"].get(MANAGED_BY) == MANAGER
-            if not namespace["found"] or (ours and not covers(metadata["labels"], namespace["labels"])):
-                plan["apply"].append(manifest)
+            plan["apply"] += namespace_plan(facts["namespace"], manifest)
             continue
-        live = templates.get(metadata["name"])
-        if live is None:
-            if namespace["found"] or not check_mode:
-                plan["apply"].append(manifest)
-        elif live["labels"].get(MANAGED_BY) != MANAGER:
+        what = difference(manifest, facts["claim_templates"].get(metadata["name"]))
+        if what == "foreign":
             plan["foreign"] = (
                 f"ResourceClaimTemplate {metadata['namespace']}/{metadata['name']} exists and is not ours"
             )
-        elif not covers(manifest["spec"], live["spec"]):
-            plan["replace"] = True
-            # A dry run of the new spec would be refused while the old object is still there.
-            if not check_mode:
+        elif what:
+            plan["replace"] = plan["replace"] or what == "spec"
+            if may_apply(what, facts["namespace"], check_mode):
                 plan["apply"].append(manifest)
-        elif not covers(metadata["labels"], live["labels"]):
-            plan["apply"].append(manifest)
     return plan
+
+
+def namespace_plan(live: Object, manifest: Object) -> list[Object]:
+    """The manifest of a namespace, if that is not there, or ours and without a label. ``live``: a fact."""
+    ours = live["labels"].get(MANAGED_BY) == MANAGER
+    wanted = not live["found"] or (ours and not covers(manifest["metadata"]["labels"], live["labels"]))
+    return [manifest] if wanted else []
+
+
+def difference(manifest: Object, live: Object | None) -> str:
+    """How an object {spec, labels} is not yet as rendered: absent, foreign, spec, labels; "": it is."""
+    if live is None:
+        return "absent"
+    if live["labels"].get(MANAGED_BY) != MANAGER:
+        return "foreign"
+    if not covers(manifest["spec"], live["spec"]):
+        return "spec"
+    return "" if covers(manifest["metadata"]["labels"], live["labels"]) else "labels"
+
+
+def may_apply(what: str, namespace: Object, check_mode: bool) -> bool:
+    """Whether a dry run can be asked for: not in a namespace that is to come, nor over another spec."""
+    return not check_mode or what == "labels" or (what == "absent" and namespace["found"])
 
 
 def claim_checks(

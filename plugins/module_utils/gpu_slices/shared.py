@@ -12,8 +12,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from . import workload_log
 from .checks import Check, check
-from .claim import covers
-from .cluster import MANAGED_BY, MANAGER
+from .claim import difference, may_apply, namespace_plan
 from .driver_gates import GATES, MPS, TIME_SLICING, has_gates
 from .inputs import is_true
 from .preflight import sharing_check
@@ -300,37 +299,25 @@ def claim_plan(facts: Object, manifests: list[Object], *, check_mode: bool = Fal
     not ours. ``users``: pods that are not ours hold the claim that was to be replaced, so it stays.
     """
     plan: Object = {"apply": [], "missing": False, "replace": False, "foreign": "", "users": ""}
-    namespace = facts["namespace"]
-    live = next(iter((facts.get("objects") or {}).values()), None)
+    found = next(iter((facts.get("objects") or {}).values()), None)
+    live = found and {"spec": found["spec"], "labels": (found.get("metadata") or {}).get("labels") or {}}
     for manifest in manifests:
-        metadata = manifest["metadata"]
         if manifest["kind"] == "Namespace":
-            ours = namespace["labels"].get(MANAGED_BY) == MANAGER
-            if not namespace["found"] or (ours and not covers(metadata["labels"], namespace["labels"])):
-                plan["apply"].append(manifest)
+            plan["apply"] += namespace_plan(facts["namespace"], manifest)
             continue
-        where = f"ResourceClaim {metadata['namespace']}/{metadata['name']}"
-        labels = ((live or {}).get("metadata") or {}).get("labels") or {}
-        if live is None:
-            plan["missing"] = True
-            # A dry run in a namespace that is not there yet would be refused.
-            if namespace["found"] or not check_mode:
-                plan["apply"].append(manifest)
-        elif labels.get(MANAGED_BY) != MANAGER:
+        where = f"ResourceClaim {manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        what = difference(manifest, live)
+        users = _foreign_users(found) if found and what == "spec" else []
+        if what == "foreign":
             plan["foreign"] = f"{where} exists and is not ours"
-        elif not covers(manifest["spec"], live["spec"]):
-            users = _foreign_users(live)
-            if users:
-                plan["users"] = (
-                    f"{where} is to be replaced and is held by {', '.join(users)}, not by jobs of ours"
-                )
-                continue
-            plan["replace"] = True
-            # A dry run of the new spec would be refused while the old object is still there.
-            if not check_mode:
+        elif users:
+            plan["users"] = (
+                f"{where} is to be replaced and is held by {', '.join(users)}, not by jobs of ours"
+            )
+        elif what:
+            plan["missing"], plan["replace"] = what == "absent", what == "spec"
+            if may_apply(what, facts["namespace"], check_mode):
                 plan["apply"].append(manifest)
-        elif not covers(metadata["labels"], labels):
-            plan["apply"].append(manifest)
     return plan
 
 
