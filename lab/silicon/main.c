@@ -356,10 +356,9 @@ static int do_hold(const struct options *o)
 {
     unsigned gi = o->gi < 0 ? NO_ID : (unsigned)o->gi,
              ci = o->ci < 0 ? (o->gi < 0 ? NO_ID : 0) : (unsigned)o->ci;
-    const struct timespec limit = {.tv_sec = o->seconds};
     struct st_gi *found;
     sigset_t ends;
-    int rc;
+    int rc, got;
 
     if (o->gpu < 0 || o->gpu >= (long)st.n_gpus)
         return wrong("hold needs --gpu with the index of a GPU");
@@ -370,14 +369,16 @@ static int do_hold(const struct options *o)
     sigemptyset(&ends);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGALRM);
     sigprocmask(SIG_BLOCK, &ends, NULL);
     rc = device_hold((unsigned)o->gpu, gi, ci, 1, o->memory > 0 ? (unsigned)o->memory : 0, "lab-silicon");
     if (rc)
         return die("cannot hold", rc);
     printf("held by pid %d\n", (int)getpid());
     fflush(stdout);
-    while (sigtimedwait(&ends, NULL, o->seconds > 0 ? &limit : NULL) < 0 && errno == EINTR)
-        continue;
+    if (o->seconds > 0)
+        alarm((unsigned)o->seconds);
+    sigwait(&ends, &got);
     device_release_all();
     return 0;
 }

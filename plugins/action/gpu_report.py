@@ -13,6 +13,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "module_utils"))
+from gpu_slices.cluster_action import open_api
 from gpu_slices.kube_api import ApiFault, KubeApi
 from gpu_slices.report import now
 from gpu_slices.resource_slices import merge_slices, with_holders
@@ -36,8 +37,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         payload: dict[str, Any] = {"summarise": True}
         result: dict[str, Any] = {"changed": False, "invocation": {"gpu_report": payload}}
         try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
-            payload.update(_reading(api))
+            payload.update(_reading(open_api(arguments)))
         except ApiFault as fault:
             result["warnings"] = [f"The picture shows what was read earlier: {fault.message}"]
         return result

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +22,8 @@ import pytest
 import urllib3
 import yaml
 from gpu_slices.kube_api import MERGE_PATCH, ApiFault, KubeApi
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Api(BaseHTTPRequestHandler):
@@ -217,6 +222,12 @@ def secured(server: ThreadingHTTPServer, authority: Any) -> str:
 
 
 @pytest.fixture
+def mtls(secured: str, authority: Any) -> tuple[str, Any]:
+    """Its address, and who made the certificates."""
+    return secured, authority
+
+
+@pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary files go."""
     folder = tmp_path / "scratch"
@@ -232,17 +243,61 @@ def _admin(authority: Any, path: Path, server: str, **changes: bytes) -> str:
     return str(path)
 
 
-def test_no_key_is_left_in_a_file(secured: str, authority: Any, tmp_path: Path, scratch: Path) -> None:
-    """The kubernetes package writes it into one, and a worker of Ansible ends without removing that."""
-    config = _admin(authority, tmp_path / "c", secured)
-    for _ in range(2):  # the package remembers the files it made
-        api = KubeApi.from_kubeconfig(config)
-        assert list(scratch.iterdir()) == []
-        assert api.get("/version") == {"gitVersion": "v1.36.3"}
-        assert list(api.stream_lines("/stream")) == ["line 0", "line 1", "line 2", "last"]
-    with pytest.raises(ApiFault, match="accept our credentials"):
-        api.get("/401")
+def test_what_the_kubeconfig_holds_is_kept_in_the_named_folder(
+    secured: str, authority: Any, tmp_path: Path, scratch: Path
+) -> None:
+    config, folder = _admin(authority, tmp_path / "c", secured), tmp_path / "named"
+    folder.mkdir()
+    api = KubeApi.from_kubeconfig(config, scratch=str(folder))
+    assert api.get("/version") == {"gitVersion": "v1.36.3"}
+    assert list(api.stream_lines("/stream")) == ["line 0", "line 1", "line 2", "last"]
+    kept = {path.read_bytes(): path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert kept[(authority.directory / "admin.key").read_bytes()] == 0o600
     assert list(scratch.iterdir()) == []
+
+
+def test_ansible_leaves_no_key_behind(
+    secured: str, server: Any, authority: Any, tmp_path: Path, scratch: Path
+) -> None:
+    """Its workers end without Python's clean-up, which is what removes the files otherwise."""
+    play = [
+        {
+            "hosts": "localhost",
+            "gather_facts": False,
+            "tasks": [
+                {"cluster_facts": {"want": ["namespace"], "namespace": "ns", "kubeconfig": "{{ admin }}"}},
+                {"gpu_report": {"kubeconfig": "{{ admin }}"}},
+            ],
+        }
+    ]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    local = tmp_path / "local"
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "--inventory=localhost,",
+            "--connection=local",
+            f"--extra-vars=gpu_slices_artifacts_dir={tmp_path / 'artifacts'}",
+            f"--extra-vars=admin={_admin(authority, tmp_path / 'c', secured)}",
+            str(tmp_path / "play.yml"),
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_LOCAL_TEMP": str(local),
+            "TMPDIR": str(scratch),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path for _, path, _, _ in server.seen} > {"/version"}
+    key = (authority.directory / "admin.key").read_text()
+    left = [path for folder in (scratch, local) for path in folder.rglob("*") if path.is_file()]
+    assert [path for path in left if key in path.read_text(errors="replace")] == []
+    assert [path for path in left if path.name.startswith("tmp")] == []
 
 
 def test_certificates_in_files_of_their_own(secured: str, authority: Any, tmp_path: Path) -> None:
@@ -261,31 +316,27 @@ def test_certificates_in_files_of_their_own(secured: str, authority: Any, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("field", "content", "kind", "said"),
+    ("file", "content", "said"),
     [
-        ("ca.crt", b"front-proxy-ca.crt", "tls", "is not trusted .* is not this server's"),
-        ("ca.crt", b"no certificate", "config", "certificates or keys of .* cannot be loaded"),
-        ("admin.key", b"scheduler.key", "config", "certificates or keys of .* cannot be loaded"),
-        ("admin.crt", b"no certificate", "config", "certificates or keys of .* cannot be loaded"),
+        ("ca.crt", "front-proxy-ca.crt", "is not trusted .* is not this server's"),
+        ("ca.crt", "nothing", "certificates or keys of .* cannot be loaded"),
+        ("admin.crt", "nothing", "certificates or keys of .* cannot be loaded"),
+        ("admin.key", "nothing", "certificates or keys of .* cannot be loaded"),
+        ("admin.key", "scheduler.key", "certificates or keys of .* cannot be loaded"),
     ],
 )
-def test_certificates_that_do_not_fit(  # noqa: PLR0917
-    secured: str,
-    authority: Any,
-    tmp_path: Path,
-    scratch: Path,
-    field: str,
-    content: bytes,
-    kind: str,
-    said: str,
+def test_certificates_that_do_not_fit(
+    mtls: tuple[str, Any], tmp_path: Path, file: str, content: str, said: str
 ) -> None:
-    other = authority.directory / content.decode()
-    body = other.read_bytes() if other.is_file() else content
-    config = _admin(authority, tmp_path / "c", secured, **{field: body})
+    address, authority = mtls
+    other = authority.directory / content
+    body = other.read_bytes() if other.is_file() else b"no certificate"
+    config = _admin(authority, tmp_path / "c", address, **{file: body})
     with pytest.raises(ApiFault, match=said) as caught:
-        KubeApi.from_kubeconfig(config).get("/version")
-    assert caught.value.kind == kind
-    assert list(scratch.iterdir()) == []
+        KubeApi.from_kubeconfig(config, scratch=str(tmp_path)).get("/version")
+    assert caught.value.kind == "tls"
+    assert config in caught.value.message
+    assert "\n" not in caught.value.message
 
 
 @pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")

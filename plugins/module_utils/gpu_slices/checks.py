@@ -6,7 +6,6 @@ what is wrong has its diagnosis id in ``evidence["finding"]`` and, in brackets, 
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Dict, Mapping
 
 Check = Dict[str, Any]
@@ -24,8 +23,7 @@ def check(
     evidence: Mapping[str, Any] | None = None,
 ) -> Check:
     """Build one check; ``finding`` is the diagnosis id when something is wrong."""
-    # Rows may share what they show: each gets its own, so that none can change another's.
-    proof = copy.deepcopy(dict(evidence or {}))
+    proof = dict(evidence or {})
     if finding:
         proof["finding"] = finding
         found = f"{found} [{finding}]"

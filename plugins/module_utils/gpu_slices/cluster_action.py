@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, ClassVar
+from typing import Any, Callable, ClassVar, Mapping
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -33,7 +34,7 @@ class ClusterAction(ActionBase):  # type: ignore[misc]
         spec = {"kubeconfig": {"type": "path", "default": ""}, "context": {"default": ""}, **self.SPEC}
         _, arguments = self.validate_argument_spec(argument_spec=spec)
         try:
-            api = KubeApi.from_kubeconfig(arguments["kubeconfig"], arguments["context"])
+            api = open_api(arguments)
             return self.act(api, arguments, task_vars or {})
         except self.FAULTS as fault:
             raise AnsibleActionFail(str(fault)) from None
@@ -46,6 +47,13 @@ class ClusterAction(ActionBase):  # type: ignore[misc]
         """Where this run's logs and evidence go."""
         named = self._templar.template(variables.get("gpu_slices_artifacts_dir") or "")
         return artifacts_directory(named, PROJECT)
+
+
+def open_api(arguments: Mapping[str, Any]) -> KubeApi:
+    """The API that the arguments name. What it keeps in files goes when ansible-playbook ends."""
+    return KubeApi.from_kubeconfig(
+        arguments["kubeconfig"], arguments["context"], scratch=constants.DEFAULT_LOCAL_TMP
+    )
 
 
 def saying(stage: str) -> Callable[[str, str], None]:

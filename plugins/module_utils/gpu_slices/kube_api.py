@@ -14,9 +14,7 @@ import json
 import os
 import socket
 import ssl
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Callable, Iterator
 from urllib.parse import urlencode
 
@@ -29,6 +27,9 @@ APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+# Parts of OpenSSL that read certificates and keys; what goes wrong on the wire is of "SSL".
+_FILE_LIBRARIES = ("X509", "PEM", "ASN1")
 
 _KIND_BY_STATUS = {
     400: "invalid",
@@ -55,11 +56,8 @@ class ApiFault(Exception):
         self.body = body or {}
 
 
-def _load(kubeconfig: str, context: str, folder: str) -> tuple[Configuration, str]:
-    """Read the configuration the way the kubernetes.core modules do, so that both reach the same cluster.
-
-    Certificates and keys that the kubeconfig itself holds become files in ``folder``.
-    """
+def _load(kubeconfig: str, context: str, scratch: str | None) -> tuple[Configuration, str]:
+    """Read the configuration the way the kubernetes.core modules do, so that both reach the same cluster."""
     named = kubeconfig or os.environ.get("K8S_AUTH_KUBECONFIG", "")
     context = context or os.environ.get("K8S_AUTH_CONTEXT", "")
     settings = Configuration()
@@ -81,7 +79,7 @@ def _load(kubeconfig: str, context: str, folder: str) -> tuple[Configuration, st
             context=context or None,
             client_configuration=settings,
             persist_config=False,
-            temp_file_path=folder,
+            temp_file_path=scratch,
         )
     except yaml.YAMLError as error:
         raise ApiFault(
@@ -108,30 +106,6 @@ def _load(kubeconfig: str, context: str, folder: str) -> tuple[Configuration, st
     return settings, source
 
 
-def _take_certificates(settings: Configuration, pool: urllib3.PoolManager) -> bytes:
-    """Read the files of certificates and keys now, not at each connection; returns the client's certificate.
-
-    The kubernetes package writes those that a kubeconfig holds, a private key among them, into files that it
-    removes when Python ends; but a worker of Ansible does not end so, and would leave them behind.
-    """
-    if not str(settings.host).startswith("https"):
-        return b""
-    context = urllib3.util.create_urllib3_context(
-        cert_reqs=ssl.CERT_REQUIRED if settings.verify_ssl else ssl.CERT_NONE
-    )
-    if settings.ssl_ca_cert or settings.ca_cert_data:
-        context.load_verify_locations(settings.ssl_ca_cert or None, cadata=settings.ca_cert_data)
-    else:
-        context.load_default_certs()
-    if settings.cert_file:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
-    keywords = pool.connection_pool_kw
-    for name in ("ca_certs", "ca_cert_data", "cert_file", "key_file"):
-        keywords.pop(name, None)
-    keywords["ssl_context"] = context
-    return Path(settings.cert_file).read_bytes() if settings.cert_file else b""
-
-
 class KubeApi:
     """JSON requests to one API server. Threads may share it."""
 
@@ -142,17 +116,22 @@ class KubeApi:
         self.server = str(settings.host).rstrip("/")
         try:
             self._client = ApiClient(settings)
-            self._certificate = _take_certificates(settings, self._client.rest_client.pool_manager)
         except (ssl.SSLError, OSError, ValueError) as error:
             raise ApiFault(
                 "config", f"The certificates or keys of {source} cannot be loaded: {error}."
             ) from error
 
     @classmethod
-    def from_kubeconfig(cls, kubeconfig: str = "", context: str = "", timeout: float = 20.0) -> KubeApi:
-        """Open the cluster that the kubeconfig names. Nothing is sent yet."""
-        with tempfile.TemporaryDirectory(prefix="gpu-slices-") as folder:
-            return cls(*_load(kubeconfig, context, folder), timeout)
+    def from_kubeconfig(
+        cls, kubeconfig: str = "", context: str = "", timeout: float = 20.0, scratch: str | None = None
+    ) -> KubeApi:
+        """Open the cluster that the kubeconfig names. Nothing is sent yet.
+
+        Certificates and keys that the kubeconfig itself holds become files in the folder ``scratch``. Without
+        it they lie in /tmp until Python ends, so whoever ends in another way (a worker of Ansible) names one
+        that somebody else removes.
+        """
+        return cls(*_load(kubeconfig, context, scratch), timeout)
 
     def get(
         self, path: str, params: dict[str, str] | None = None, accept: str = "application/json"
@@ -321,6 +300,11 @@ class KubeApi:
                 fix = f"certificate-authority in {self.source} is not this server's: fetch a fresh kubeconfig"
             return f"The certificate of {self.server} is not trusted ({said}); {fix}."
         said = error.reason or str(error)
+        if error.library in _FILE_LIBRARIES or "PEM" in said:
+            return (
+                f"The certificates or keys of {self.source} cannot be loaded ({said}); fetch a fresh "
+                "kubeconfig."
+            )
         if "ALERT" in said and "CERTIFICATE" in said:
             return (
                 f"{self.server} refused our client certificate ({said}){self._expiry()}; "
@@ -351,13 +335,14 @@ class KubeApi:
 
     def _expiry(self) -> str:
         """A remark when our client certificate is past its end; the server itself never says so."""
-        if not self._certificate:
+        if not self.settings.cert_file:
             return ""
         try:
             from cryptography import x509  # noqa: PLC0415 - only needed to explain a refusal
 
-            end = x509.load_pem_x509_certificate(self._certificate).not_valid_after_utc
-        except (ImportError, ValueError, AttributeError):
+            with open(self.settings.cert_file, "rb") as handle:
+                end = x509.load_pem_x509_certificate(handle.read()).not_valid_after_utc
+        except (ImportError, OSError, ValueError, AttributeError):
             return ""
         if end < datetime.datetime.now(datetime.timezone.utc):
             return f": the client certificate expired on {end:%Y-%m-%d %H:%M} UTC"

@@ -300,7 +300,9 @@ def claim_plan(facts: Object, manifests: list[Object], *, check_mode: bool = Fal
     """
     plan: Object = {"apply": [], "missing": False, "replace": False, "foreign": "", "users": ""}
     found = next(iter((facts.get("objects") or {}).values()), None)
-    live = found and {"spec": found["spec"], "labels": (found.get("metadata") or {}).get("labels") or {}}
+    live = None
+    if found is not None:
+        live = {"spec": found["spec"], "labels": (found.get("metadata") or {}).get("labels") or {}}
     for manifest in manifests:
         if manifest["kind"] == "Namespace":
             plan["apply"] += namespace_plan(facts["namespace"], manifest)

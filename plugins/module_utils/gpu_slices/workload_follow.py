@@ -7,6 +7,7 @@ again. Workloads that are followed side by side share the watches they have in c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -494,15 +495,15 @@ class Follower:
             known[pod["metadata"]["name"]] = pod
 
 
-def arrived(messages: queue.Queue[Any], wait: float) -> list[Any]:
+def arrived(messages: queue.Queue[Any], wait: float) -> Iterator[Any]:
     """What has come by now; waits so many seconds for the first.
 
     No more than that: in a busy namespace more may come for ever, and the time limit is to be looked at.
     """
-    try:
-        return [messages.get(timeout=wait), *(messages.get_nowait() for _ in range(messages.qsize()))]
-    except queue.Empty:
-        return []
+    with contextlib.suppress(queue.Empty):
+        yield messages.get(timeout=wait)
+    for _ in range(messages.qsize()):
+        yield messages.get_nowait()
 
 
 def read_log(api: Api, target: Target, pod: str, container: str | None = None) -> str | None:
